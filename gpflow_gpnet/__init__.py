@@ -1,0 +1,33 @@
+"""Inference networks for Gaussian processes: GPNet, a drop-in for GPflow's SVGP."""
+
+from . import callbacks, measurement, step_sizes
+from ._version import __version__
+from .fbnn import FBNN
+from .fit import fit
+from .gpnet import GPNet
+from .history import History
+from .hyperparameters import fit_hyperparameters
+from .inference_networks import RFE, InducingFeatures, InferenceNetwork, LinearNetwork
+from .mirror_descent import FunctionalMirrorDescent
+from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
+
+__all__ = [
+    "FBNN",
+    "Constant",
+    "FunctionalMirrorDescent",
+    "GPNet",
+    "History",
+    "InducingFeatures",
+    "InferenceNetwork",
+    "InverseSqrt",
+    "InverseTime",
+    "LinearDecay",
+    "LinearNetwork",
+    "RFE",
+    "__version__",
+    "callbacks",
+    "fit",
+    "fit_hyperparameters",
+    "measurement",
+    "step_sizes",
+]

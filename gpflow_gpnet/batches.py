@@ -1,0 +1,87 @@
+"""Where training takes its batches from: arrays held once, or a stream."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Iterator, Optional
+
+import numpy as np
+import tensorflow as tf
+from gpflow.base import RegressionData
+
+__all__ = ["ArrayBatches", "Batches", "StreamBatches"]
+
+
+class Batches(abc.ABC):
+    """Batches by step number."""
+
+    @abc.abstractmethod
+    def __call__(self, step: int) -> RegressionData:
+        """The batch of a step."""
+
+
+class ArrayBatches(Batches):
+    """Shuffled batches of arrays; the last of an epoch is smaller where B does not divide N.
+
+    The order is a function of (seed, step) alone, so that a resumed run sees the same batches. Data
+    are tensors on the device, copied there once.
+    """
+
+    def __init__(self, data: RegressionData, batch_size: int, seed: int) -> None:
+        """
+        :param data: X [N, D] and Y [N, P].
+        :param batch_size: B; all data at once, in order, where it is at least N.
+        :raises ValueError: unless B >= 1.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+        self.data = tuple(tf.convert_to_tensor(values) for values in data)
+        self.num_rows = int(self.data[0].shape[0])
+        self.batch_size = batch_size
+        self._seed = seed
+        self._epoch: tuple[int, Optional[np.ndarray]] = (-1, None)
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that hold each row once."""
+        return -(-self.num_rows // self.batch_size)
+
+    def __call__(self, step: int) -> RegressionData:
+        if self.batch_size >= self.num_rows:
+            return self.data
+        epoch, position = divmod(step, self.batches_per_epoch)
+        if self._epoch[0] != epoch:
+            order = np.random.default_rng([self._seed, epoch]).permutation(self.num_rows)
+            self._epoch = (epoch, order)
+        rows = self._epoch[1][position * self.batch_size : (position + 1) * self.batch_size]
+        return self.rows(rows)
+
+    def rows(self, rows: np.ndarray) -> RegressionData:
+        """The given rows of the data."""
+        return tuple(tf.gather(values, rows) for values in self.data)
+
+    def in_order(self) -> Iterator[RegressionData]:
+        """Each row once, in the arrays' order."""
+        for start in range(0, self.num_rows, self.batch_size):
+            yield tuple(values[start : start + self.batch_size] for values in self.data)
+
+
+class StreamBatches(Batches):
+    """Batches of a ``tf.data.Dataset`` or an iterable of pairs, begun again where it ends."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._iterator = iter(stream)
+
+    def __call__(self, step: int) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = iter(self._stream)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise ValueError(
+                f"data ended after {step} batches and cannot be begun again: give a Dataset (with "
+                "repeat()), a list of batches, or an iterator of at least num_steps batches."
+            ) from None

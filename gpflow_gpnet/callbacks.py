@@ -1,0 +1,79 @@
+"""What training can call as it goes. Any callable of the step number is a callback too."""
+
+from __future__ import annotations
+
+import abc
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+from gpflow import Module
+
+from .history import History
+
+__all__ = ["Callback", "EarlyStopping"]
+
+
+class Callback(abc.ABC):
+    """A callback that needs more than the step number."""
+
+    def on_start(self, model: Module, history: History) -> None:
+        """Before the first step."""
+        self.model = model
+        self.history = history
+
+    @abc.abstractmethod
+    def __call__(self, step: int) -> Optional[bool]:
+        """After each step; True stops training."""
+
+    def on_end(self) -> None:
+        """After the last step, before the final polishing."""
+
+
+class EarlyStopping(Callback):
+    """Stop when the validation score has not improved for a while; go back to the best step."""
+
+    def __init__(
+        self, patience: Optional[int] = 10, *, min_delta: float = 0.0, restore_best: bool = True
+    ) -> None:
+        """
+        :param patience: validations without improvement before stopping; None never stops early.
+        :param min_delta: what counts as an improvement, nats per datum.
+        :param restore_best: whether the model ends with the parameters of its best validation.
+        :raises ValueError: for a patience below 1.
+        """
+        if patience is not None and patience < 1:
+            raise ValueError(f"patience must be at least 1 or None, got {patience}.")
+        self.patience = patience
+        self.min_delta = min_delta
+        self.restore_best = restore_best
+
+    def on_start(self, model: Module, history: History) -> None:
+        super().on_start(model, history)
+        self.best_step: Optional[int] = None
+        self._best = np.inf
+        self._waited = 0
+        self._snapshot: list[tf.Tensor] = []
+
+    def __call__(self, step: int) -> Optional[bool]:
+        score = self.history.last("validation_nlpd", step)
+        if score is None:
+            return None
+        if score < self._best - self.min_delta:
+            self._best, self.best_step, self._waited = score, step, 0
+            if self.restore_best:
+                self._snapshot = [tf.identity(variable) for variable in self.model.variables]
+            return None
+        self._waited += 1
+        return self.patience is not None and self._waited >= self.patience
+
+    def on_end(self) -> None:
+        """Restore the best step's parameters.
+
+        :raises ValueError: if no validation score was ever recorded.
+        """
+        if self.best_step is None:
+            raise ValueError("EarlyStopping saw no validation score: give fit validation_data.")
+        if self._snapshot:
+            for variable, value in zip(self.model.variables, self._snapshot):
+                variable.assign(value)

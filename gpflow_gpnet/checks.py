@@ -1,0 +1,245 @@
+"""Data at the door: conversion to tensors, and clear errors before the first step."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+from gpflow import likelihoods
+from gpflow.base import RegressionData
+from gpflow.config import default_float
+from gpflow.kernels import Kernel
+from gpflow.mean_functions import Zero
+from gpflow.utilities import Dispatcher
+
+from .spectral import smoothing_lengthscales
+
+if TYPE_CHECKING:
+    from .model import InferenceNetworkModel
+
+__all__ = ["check_batch", "check_far_from_origin", "check_module", "check_shape", "check_targets", "to_tensors"]
+
+_FAR = 1e3
+"""Inputs further from 0 than this many times their spread need centring."""
+
+
+def check_shape(values: Any, name: str) -> np.ndarray:
+    """A float matrix from an array, DataFrame, list or tensor.
+
+    :raises ValueError: if it is not two-dimensional; a vector is told to become a column.
+    :raises TypeError: for text or objects, naming the column.
+    """
+    array = _to_numpy(values, name)
+    if array.ndim == 1:
+        raise ValueError(
+            f"{name} must have two dimensions, got shape {array.shape}: use {name}[:, None]."
+        )
+    if array.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, got shape {array.shape}.")
+    return array
+
+
+def _to_numpy(values: Any, name: str) -> np.ndarray:
+    if hasattr(values, "to_numpy"):
+        columns = [str(column) for column in getattr(values, "columns", [name])]
+        array = values.to_numpy()
+    else:
+        array = np.asarray(values)
+        columns = []
+    if array.dtype.kind in "fiub":
+        return array.astype(default_float())
+    table = array.reshape(len(array), -1)
+    for index in range(table.shape[1]):
+        try:
+            table[:, index].astype(default_float())
+        except (TypeError, ValueError) as error:
+            column = columns[index] if index < len(columns) else str(index)
+            raise TypeError(
+                f"{name} must be numeric, but column {column!r} has dtype {array.dtype} with values "
+                f"such as {table[0, index]!r}: encode it as numbers first."
+            ) from error
+    return array.astype(default_float())
+
+
+def to_tensors(data: Any, likelihood: Optional[likelihoods.Likelihood] = None) -> RegressionData:
+    """(X, Y) as tensors of ``default_float()``; integer labels where the likelihood wants them.
+
+    :param data: a pair of arrays, DataFrames, lists or tensors.
+    :raises ValueError: unless X is [N, D] and Y is [N, P].
+    """
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        raise ValueError(f"data must be a pair (X, Y), got {type(data).__name__}.")
+    X, Y = (
+        tf.cast(value, default_float())
+        if tf.is_tensor(value)
+        else tf.convert_to_tensor(_to_numpy(value, name))
+        for value, name in zip(data, ("X", "Y"))
+    )
+    _check_pair(X.shape, Y.shape)
+    if isinstance(likelihood, likelihoods.Softmax):
+        Y = tf.cast(Y, tf.int32)
+    return X, Y
+
+
+def _check_pair(X: tf.TensorShape, Y: tf.TensorShape) -> None:
+    shapes = f"X has shape {tuple(X)} and Y has shape {tuple(Y)}"
+    if Y.rank == 1:
+        raise ValueError(f"{shapes}: Y must be a matrix [N, P], use Y[:, None].")
+    if X.rank == 1:
+        raise ValueError(f"{shapes}: X must be a matrix [N, D], use X[:, None].")
+    if (X.rank or 2) != 2 or (Y.rank or 2) != 2:
+        raise ValueError(f"{shapes}: both must be matrices, [N, D] and [N, P].")
+    if X.rank and Y.rank and X[0] is not None and Y[0] is not None and X[0] != Y[0]:
+        raise ValueError(f"{shapes}: both need the same number of rows.")
+
+
+def check_batch(model: InferenceNetworkModel, data: RegressionData) -> None:
+    """Refuse values and shapes that the model cannot be trained on. Eager tensors only.
+
+    :raises ValueError: naming the argument, what came and what was expected.
+    """
+    X, Y = (np.asarray(values) for values in data)
+    _check_pair(tf.TensorShape(X.shape), tf.TensorShape(Y.shape))
+    if len(X) == 0:
+        raise ValueError("X and Y have no rows.")
+    for name, values in (("X", X), ("Y", Y)):
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if bad.size:
+            raise ValueError(
+                f"{name} has NaN or infinite values in {bad.size} rows, the first is row {bad[0]}."
+            )
+    outputs = model.num_outputs
+    if outputs is not None and Y.shape[1] != outputs:
+        raise ValueError(
+            f"Y has {Y.shape[1]} columns, but the model has {outputs} outputs "
+            f"(num_latent_gps={model.num_latent_gps}). One-hot labels must become one column of "
+            "class indices."
+        )
+    _check_mean_function(model, X)
+    check_targets(model.likelihood, Y)
+
+
+def _check_mean_function(model: InferenceNetworkModel, X: np.ndarray) -> None:
+    if isinstance(model.mean_function, Zero):
+        return
+    columns = model.mean_function(tf.convert_to_tensor(X[:1])).shape[-1]
+    latents = model.likelihood.latent_dim
+    roles_differ = latents is not None and latents > 1
+    if columns not in ((latents,) if roles_differ else (1, model.num_latent_gps, None)):
+        wanted = latents if roles_differ else model.num_latent_gps
+        raise ValueError(
+            f"mean_function gives {columns} columns, but the model has {wanted} latent GPs: give "
+            "one column per latent."
+        )
+
+
+def check_module(network: Any) -> None:
+    """Refuse what ``tf.Module`` cannot track: Keras 3 layers inside a network.
+
+    :raises TypeError: naming the attribute.
+    """
+    if not callable(network):
+        raise TypeError(
+            "inference_network must be an InferenceNetwork, a Module with __call__(X, full_cov) or "
+            f"an array [M, D], got {type(network).__name__}."
+        )
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "layers"):
+        return
+    for owner in (network, *getattr(network, "submodules", ())):
+        for name, value in vars(owner).items():
+            items = value.values() if isinstance(value, dict) else value
+            for item in items if isinstance(items, (list, tuple)) else [value]:
+                if isinstance(item, keras.layers.Layer) and not isinstance(item, tf.Module):
+                    raise TypeError(
+                        f"{type(owner).__name__}.{name} is a Keras 3 {type(item).__name__}, whose "
+                        "variables TensorFlow modules cannot see, so it would never be trained. "
+                        "Build it from gpflow.keras.tf_keras layers or gpflow.Parameter."
+                    )
+
+
+def check_far_from_origin(kernel: Kernel, X: np.ndarray) -> None:
+    """Refuse inputs whose offset swamps their spread, for which features lose all precision.
+
+    :raises ValueError: naming the columns.
+    """
+    spread = np.ptp(X, axis=0)
+    lengthscales = np.asarray(smoothing_lengthscales(kernel, X.shape[1]))
+    far = np.flatnonzero(np.abs(X.mean(axis=0)) > _FAR * np.maximum(spread, lengthscales))
+    if far.size:
+        raise ValueError(
+            f"X columns {far.tolist()} lie far from 0 for their spread (column {far[0]}: mean "
+            f"{X[:, far[0]].mean():.3g}, spread {spread[far[0]]:.3g}): centre the inputs, or train "
+            "with gpflow_gpnet.fit, which centres the network."
+        )
+
+
+# ---------------------------------------------------------------------- targets by likelihood
+
+_targets: Callable[..., None] = Dispatcher("check_targets")
+
+
+def check_targets(likelihood: likelihoods.Likelihood, Y: np.ndarray) -> None:
+    """Refuse targets outside the support of the likelihood.
+
+    :param Y: [N, P].
+    :raises ValueError: naming the likelihood, its support and the first rows outside.
+    """
+    _targets(likelihood, Y)
+
+
+def _require(valid: np.ndarray, likelihood: Any, support: str, Y: np.ndarray) -> None:
+    rows = np.flatnonzero(~valid.all(axis=-1))
+    if rows.size:
+        raise ValueError(
+            f"{type(likelihood).__name__} needs targets {support}, but Y has others in {rows.size} "
+            f"rows, the first are rows {rows[:5].tolist()} with {Y[rows[0]].tolist()}."
+        )
+
+
+@_targets.register(likelihoods.Likelihood, object)
+def _any(likelihood: likelihoods.Likelihood, Y: np.ndarray) -> None:
+    pass
+
+
+@_targets.register((likelihoods.Poisson, likelihoods.Exponential), object)
+def _non_negative(likelihood: likelihoods.Likelihood, Y: np.ndarray) -> None:
+    _require(Y >= 0, likelihood, "of at least 0", Y)
+
+
+@_targets.register(likelihoods.Gamma, object)
+def _positive(likelihood: likelihoods.Gamma, Y: np.ndarray) -> None:
+    _require(Y > 0, likelihood, "above 0", Y)
+
+
+@_targets.register(likelihoods.Beta, object)
+def _unit_interval(likelihood: likelihoods.Beta, Y: np.ndarray) -> None:
+    _require((Y > 0) & (Y < 1), likelihood, "strictly between 0 and 1", Y)
+
+
+@_targets.register(likelihoods.Bernoulli, object)
+def _binary(likelihood: likelihoods.Bernoulli, Y: np.ndarray) -> None:
+    _require((Y == 0) | (Y == 1), likelihood, "0 or 1", Y)
+
+
+def _check_labels(likelihood: Any, Y: np.ndarray, classes: int) -> None:
+    valid = (Y == np.round(Y)) & (Y >= 0) & (Y < classes)
+    _require(valid, likelihood, f"that are class indices 0 to {classes - 1}", Y)
+
+
+@_targets.register((likelihoods.MultiClass, likelihoods.Softmax), object)
+def _classes(likelihood: Any, Y: np.ndarray) -> None:
+    classes = likelihood.latent_dim
+    if Y.shape[1] != 1:
+        raise ValueError(
+            f"{type(likelihood).__name__} needs labels as one column of class indices, got Y with "
+            f"{Y.shape[1]} columns: use np.argmax(Y, axis=1)[:, None] for one-hot labels."
+        )
+    _check_labels(likelihood, Y, classes)
+
+
+@_targets.register(likelihoods.Ordinal, object)
+def _ordinal(likelihood: likelihoods.Ordinal, Y: np.ndarray) -> None:
+    _check_labels(likelihood, Y, likelihood.num_bins)

@@ -1,0 +1,209 @@
+"""Regression data sets for experiments: load one by name, split and standardise it.
+
+A data set is a file ``<name>.npz`` with two arrays, ``X`` and ``Y``. The one-dimensional set
+``snelson`` comes with the package; all others are read from a folder of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Dataset", "Split", "load", "split"]
+
+FloatArray = NDArray[np.float64]
+
+FOLDER_VARIABLE = "GPNET_DATA"
+"""The environment variable that names the folder of data sets."""
+
+_INPUT_COLUMNS_THAT_LEAK = {
+    # Counts of casual and of registered users: Y is the centred logarithm of their sum.
+    "bike": (15, 16),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs and targets of one regression problem, in the units of their source.
+
+    Notation: N rows, D inputs. Arrays are converted to float64.
+
+    :raises ValueError: if a shape is not the one given below, if X and Y differ in their number
+        of rows, if there are none, or if a value is not finite.
+    """
+
+    name: str
+    X: FloatArray
+    """Inputs, [N, D]."""
+    Y: FloatArray
+    """Targets, [N, 1]."""
+
+    def __post_init__(self) -> None:
+        for key in ("X", "Y"):
+            object.__setattr__(self, key, np.asarray(getattr(self, key), dtype=np.float64))
+        if self.X.ndim != 2 or self.Y.ndim != 2 or self.Y.shape[1] != 1:
+            raise ValueError(
+                f"Data set '{self.name}' needs X of shape [N, D] and Y of shape [N, 1], "
+                f"but they are {self.X.shape} and {self.Y.shape}."
+            )
+        if len(self.X) != len(self.Y) or len(self.X) == 0:
+            raise ValueError(
+                f"Data set '{self.name}' needs as many rows in X as in Y, and at least one, "
+                f"but they are {self.X.shape} and {self.Y.shape}."
+            )
+        for key, values in (("X", self.X), ("Y", self.Y)):
+            bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+            if bad.size:
+                raise ValueError(
+                    f"Data set '{self.name}' has values that are not finite in {bad.size} rows "
+                    f"of {key}, the first of them row {bad[0]}."
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Training and test rows of a data set, standardised by the training rows.
+
+    Each column has had the mean of its training rows subtracted and has been divided by their
+    standard deviation, or by 1 where it does not vary among them. A prediction y is undone as
+
+    .. math::  y_{original} = y_{std} \\, y + y_{mean},  \\qquad
+               \\log p(y_{original}) = \\log p(y) - \\log y_{std}.
+
+    Notation: n training rows, m test rows, D inputs.
+    """
+
+    X_train: FloatArray
+    """Standardised training inputs, [n, D]."""
+    Y_train: FloatArray
+    """Standardised training targets, [n, 1]."""
+    X_test: FloatArray
+    """Test inputs on the same scale, [m, D]."""
+    Y_test: FloatArray
+    """Test targets on the same scale, [m, 1]."""
+    y_mean: float
+    """Mean of the training targets, in their original units."""
+    y_std: float
+    """Standard deviation of the training targets in their original units; 1 if that is 0."""
+
+    @property
+    def train(self) -> tuple[FloatArray, FloatArray]:
+        """``(X_train, Y_train)``, the pair that a model is trained on."""
+        return self.X_train, self.Y_train
+
+    @property
+    def test(self) -> tuple[FloatArray, FloatArray]:
+        """``(X_test, Y_test)``, the pair that a model is tested on."""
+        return self.X_test, self.Y_test
+
+
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
+    """
+    Load a regression data set by its name.
+
+    ``snelson`` comes with the package. Any other is read from ``<folder>/<name>.npz`` or else
+    from ``<folder>/uci/<name>.npz``. Of ``bike``, the two input columns whose sum is the
+    exponential of the target are left out.
+
+    :param name: the data set's name, such as ``"snelson"`` or ``"boston"``.
+    :param folder: where the data sets are; if None, the environment variable ``GPNET_DATA``
+        says it.
+    :return: the data set, ``X`` [N, D] and ``Y`` [N, 1] in float64.
+    :raises FileNotFoundError: if there is no such file, or no folder is known.
+    :raises KeyError: if the file does not hold both ``X`` and ``Y``.
+    :raises ValueError: if shapes are wrong or values not finite; see :class:`Dataset`.
+    """
+    if name == "snelson":
+        with (resources.files("gpflow_gpnet") / "data" / "snelson.npz").open("rb") as file:
+            return _read(name, file)
+    with _find(name, folder).open("rb") as file:
+        return _read(name, file)
+
+
+def split(dataset: Dataset, index: int, train_fraction: float = 0.9) -> Split:
+    """
+    Split a data set at random into training and test rows, and standardise both.
+
+    The rows are shuffled by ``numpy.random.RandomState(index)`` and the first
+    ``int(train_fraction * N)`` are for training, so that an index stands for the same split
+    everywhere.
+
+    :param dataset: the data set, with N rows.
+    :param index: which of the random splits, 0, 1, 2, ...
+    :param train_fraction: the part of the rows to train on, between 0 and 1.
+    :return: the standardised rows and what undoes the standardising.
+    :raises ValueError: if the training or the test rows would be none.
+    """
+    num_rows = len(dataset.X)
+    num_train = int(train_fraction * num_rows)
+    if not 0 < num_train < num_rows:
+        raise ValueError(
+            f"train_fraction = {train_fraction} leaves {num_train} of the {num_rows} rows of "
+            f"'{dataset.name}' for training; at least one is needed there and one for testing."
+        )
+    order = np.arange(num_rows)
+    np.random.RandomState(index).shuffle(order)
+    train, test = order[:num_train], order[num_train:]
+
+    x_mean, x_std = _mean_and_std(dataset.X[train])
+    y_mean, y_std = _mean_and_std(dataset.Y[train])
+    X = (dataset.X - x_mean) / x_std
+    Y = (dataset.Y - y_mean) / y_std
+    return Split(
+        X_train=X[train],
+        Y_train=Y[train],
+        X_test=X[test],
+        Y_test=Y[test],
+        y_mean=y_mean.item(),
+        y_std=y_std.item(),
+    )
+
+
+def _find(name: str, folder: str | os.PathLike[str] | None) -> Path:
+    """The file of a data set that does not come with the package."""
+    where = folder if folder is not None else os.environ.get(FOLDER_VARIABLE)
+    root = Path(where) if where else Path("<folder>")
+    candidates = [root / f"{name}.npz", root / "uci" / f"{name}.npz"]
+    for candidate in candidates:
+        if where and candidate.is_file():
+            return candidate
+    reason = "" if where else f" No folder was given and {FOLDER_VARIABLE} is not set."
+    raise FileNotFoundError(
+        f"There is no data set '{name}': neither {candidates[0]} nor {candidates[1]} is a file."
+        f"{reason} Pass folder=... or set the environment variable {FOLDER_VARIABLE} to the "
+        "folder that holds it."
+    )
+
+
+def _read(name: str, file: Any) -> Dataset:
+    """Read an open .npz file."""
+    with np.load(file) as arrays:
+        missing = sorted({"X", "Y"} - set(arrays.files))
+        if missing:
+            raise KeyError(
+                f"Data set '{name}' has no array {' and '.join(missing)}; "
+                f"it holds {', '.join(arrays.files) or 'nothing'}."
+            )
+        X, Y = arrays["X"], arrays["Y"]
+    leaks = _INPUT_COLUMNS_THAT_LEAK.get(name, ())
+    if leaks:
+        if X.ndim != 2 or X.shape[1] <= max(leaks):
+            raise ValueError(
+                f"Data set '{name}' should have its targets' parts in the input columns {leaks}, "
+                f"which are left out, but X has shape {X.shape}."
+            )
+        X = np.delete(X, leaks, axis=1)
+    return Dataset(name, X, Y)
+
+
+def _mean_and_std(values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation of each column, [N, D] -> [D] and [D]; 1 if it is constant."""
+    # Rounding can leave a constant column with a tiny spread about its mean, none in its range.
+    constant = np.ptp(values, axis=0) == 0.0
+    return values.mean(axis=0), np.where(constant, 1.0, values.std(axis=0))

@@ -1,0 +1,313 @@
+"""The training loop, for GPNet and for any other GPflow model that takes its data as an argument."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any, Callable, Iterable, Optional
+
+import numpy as np
+import tensorflow as tf
+from gpflow.base import RegressionData
+from gpflow.config import default_float
+from gpflow.keras import tf_keras
+from gpflow.likelihoods import Gaussian, StudentT
+from gpflow.models import BayesianModel, ExternalDataTrainingLossMixin
+from tqdm.auto import tqdm
+
+from .batches import ArrayBatches, Batches, StreamBatches
+from .callbacks import Callback
+from .checks import check_batch, to_tensors
+from .gpnet import GPNet
+from .history import History
+from .inference_networks import LinearNetwork
+from .mirror_descent import FunctionalMirrorDescent
+from .model import InferenceNetworkModel
+
+__all__ = ["fit"]
+
+HELD_OUT_LIMIT = 2000
+_HELD_OUT_ROWS = 256
+_PREDICTION_ROWS = 4096
+_LARGE_TARGETS = 30.0
+
+
+def fit(
+    model: BayesianModel,
+    data: Any,
+    *,
+    optimizer: Any = None,
+    num_steps: int,
+    batch_size: int = 500,
+    validation_data: Any = None,
+    callbacks: Iterable[Callable[[int], Any]] = (),
+    checkpoint_dir: Optional[str] = None,
+    seed: Optional[int] = None,
+    progress: bool = True,
+    held_out: float = 0.1,
+    polish: bool = True,
+    polish_every: Optional[int] = None,
+    validate_every: Optional[int] = None,
+    checkpoint_every: int = 100,
+    log_every: int = 10,
+) -> History:
+    """Train a model on minibatches.
+
+    :param model: a :class:`GPNet`, or any GPflow model with data as an argument (SVGP, …).
+    :param data: X [N, D] and Y [N, P] as arrays, tensors or DataFrames, shuffled anew each epoch;
+        or a ``tf.data.Dataset`` or an iterable of batches (X, Y), taken as they come.
+    :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet) or a Keras optimiser
+        (default for others: Adam, learning rate 0.01) on ``training_loss``.
+    :param num_steps: steps to train; with a checkpoint, those already done count.
+    :param batch_size: B, for arrays.
+    :param validation_data: (X, Y) whose mean negative log predictive density is recorded. By
+        default the held-out rows, where there are any.
+    :param callbacks: called with the step number after each step; one that returns True stops
+        training. :class:`~gpflow_gpnet.callbacks.Callback` objects see model and history;
+        ``gpflow.monitor.Monitor`` works.
+    :param checkpoint_dir: where to save model, optimiser and step; training continues from the
+        latest checkpoint found there.
+    :param seed: fixes batch order, held-out rows, measurement points and TensorFlow's generator.
+    :param progress: show a progress bar on terminals and in notebooks.
+    :param held_out: fraction of the arrays' rows (2,000 at most) kept out of the steps where the
+        optimiser's ``noise`` is "held-out". They return for the final polishing.
+    :param polish: whether to end with an exact pass over arrays, where steps are natural
+        (:meth:`FunctionalMirrorDescent.polish`).
+    :param polish_every: also after every so many steps, for features that move faster than
+        minibatches can follow: such steps average over features already gone.
+    :param validate_every: steps between validations; by default a fiftieth of ``num_steps``.
+    :param checkpoint_every: steps between checkpoints.
+    :param log_every: steps between looks at the loss, each of which waits for the device.
+    :return: history with columns step, seconds, loss (nats, mean since the last row) and
+        validation_nlpd (nats per datum).
+    :raises ValueError: before the first step, for data, settings or ``num_data`` that do not fit.
+    :raises FloatingPointError: when the loss is not finite, naming the step.
+    """
+    if not isinstance(model, ExternalDataTrainingLossMixin):
+        raise TypeError(f"fit needs a model that takes data as an argument, got {type(model).__name__}.")
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {num_steps}.")
+    if seed is None:
+        seed = int(np.random.default_rng().integers(2**31 - 1))
+    else:
+        tf.random.set_seed(seed)
+    if optimizer is None:
+        optimizer = (
+            FunctionalMirrorDescent(seed=seed)
+            if isinstance(model, GPNet)
+            else tf_keras.optimizers.Adam(0.01)
+        )
+    mirror = isinstance(optimizer, FunctionalMirrorDescent)
+
+    source, rows, everything, held = _sources(model, data, batch_size, seed, held_out, optimizer)
+    if validation_data is not None:
+        validation: Optional[RegressionData] = _checked(model, validation_data)
+    else:
+        validation = None if held is None else held.data
+    if mirror:
+        optimizer.build(model)
+        train_step = optimizer.compiled_step()
+    else:
+        train_step = _loss_step(model, optimizer)
+    can_polish = mirror and optimizer.takes_natural_steps and everything is not None
+    if polish_every is not None and not can_polish:
+        raise ValueError("polish_every needs natural steps and data as arrays.")
+
+    step_done = tf.Variable(0, dtype=tf.int64, trainable=False)
+    manager = None
+    if checkpoint_dir is not None:
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step_done)
+        manager = tf.train.CheckpointManager(checkpoint, str(checkpoint_dir), max_to_keep=3)
+        manager.restore_or_initialize()
+    if int(step_done) == 0:
+        _initialise(model, everything, source)
+
+    history = History()
+    callbacks = tuple(callbacks)
+    for callback in callbacks:
+        if isinstance(callback, Callback):
+            callback.on_start(model, history)
+    validate_every = validate_every or max(1, num_steps // 50)
+    score = _compiled_score(model) if validation is not None else None
+    started = time.perf_counter()
+    losses: list[tf.Tensor] = []
+
+    # disable=None: no bar where nobody watches (not a terminal).
+    first = int(step_done)
+    with tqdm(
+        total=num_steps, initial=first, disable=None if progress else True, unit="step"
+    ) as bar:
+        for step in range(first, num_steps):
+            batch = source(step)
+            if mirror:
+                rest = None if held is None else held(step)
+                losses.append(train_step(batch, rest))
+            else:
+                losses.append(train_step(batch))
+            step_done.assign(step + 1)
+            number, last = step + 1, step + 1 == num_steps
+            if polish_every is not None and number % polish_every == 0:
+                optimizer.polish(rows.in_order())
+            validating = score is not None and (number % validate_every == 0 or last)
+            if number % log_every == 0 or validating or last:
+                row = {"loss": _mean_loss(losses, number)}
+                losses = []
+                if validating:
+                    row["validation_nlpd"] = score(validation)
+                history.append(step=number, seconds=time.perf_counter() - started, **row)
+                bar.set_postfix({name: f"{value:.4g}" for name, value in row.items()})
+            bar.update()
+            if manager is not None and (number % checkpoint_every == 0 or last):
+                manager.save(number)
+            # A list, so that each callback runs at each step.
+            if any([callback(number) is True for callback in callbacks]):
+                break
+    for callback in callbacks:
+        if isinstance(callback, Callback):
+            callback.on_end()
+    if polish and can_polish:
+        optimizer.polish(everything.in_order())
+    return history
+
+
+def _sources(
+    model: BayesianModel, data: Any, batch_size: int, seed: int, fraction: float, optimizer: Any
+) -> tuple[
+    Callable[[int], RegressionData],
+    Optional[ArrayBatches],
+    Optional[ArrayBatches],
+    Optional[ArrayBatches],
+]:
+    """Batches by step; for arrays: those trained on, all rows, and held-out rows."""
+    needs_held_out = getattr(optimizer, "noise", None) == "held-out"
+    if not (isinstance(data, (tuple, list)) and len(data) == 2 and np.ndim(data[0]) != 0):
+        if needs_held_out:
+            raise ValueError('noise="held-out" needs data as arrays, of which fit can hold some out.')
+        if getattr(model, "num_data", None) is None:
+            raise ValueError("num_data is None: streams need the number of data N in the model.")
+        stream = StreamBatches(data)
+        return (lambda step: _checked(model, stream(step))), None, None, None
+
+    batch = _checked(model, data)
+    _check_num_data(model, len(batch[0]), batch_size)
+    _warn_of_scale(model, batch)
+    everything = ArrayBatches(batch, batch_size, seed)
+    if not needs_held_out:
+        return everything, everything, everything, None
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")
+    number = min(int(np.ceil(fraction * everything.num_rows)), HELD_OUT_LIMIT)
+    order = np.random.default_rng([seed, 2**31]).permutation(everything.num_rows)
+    training = ArrayBatches(everything.rows(np.sort(order[number:])), batch_size, seed)
+    held = ArrayBatches(everything.rows(order[:number]), _HELD_OUT_ROWS, seed + 1)
+    return training, training, everything, held
+
+
+def _checked(model: BayesianModel, data: Any) -> RegressionData:
+    batch = to_tensors(data, model.likelihood)
+    check_batch(model, batch)
+    return batch
+
+
+def _check_num_data(model: BayesianModel, rows: int, batch_size: int) -> None:
+    num_data = getattr(model, "num_data", None)
+    if num_data is None and (batch_size < rows or isinstance(model, GPNet)):
+        raise ValueError(f"num_data is None, but the data have {rows} rows: pass num_data={rows}.")
+    if num_data is not None and int(num_data) != rows:
+        raise ValueError(f"num_data is {int(num_data)}, but the data have {rows} rows.")
+
+
+def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
+    """Targets far outside what the prior can say are the commonest reason for a useless fit."""
+    if not isinstance(model.likelihood, (Gaussian, StudentT)):
+        return
+    X, Y = batch
+    head = X[:1000]
+    prior_sd = float(tf.sqrt(tf.reduce_mean(model.kernel(head, full_cov=False))))
+    size = float(tf.sqrt(tf.reduce_mean(tf.square(Y[:1000] - model.mean_function(head)))))
+    if size > _LARGE_TARGETS * prior_sd:
+        warnings.warn(
+            f"Targets have size {size:.3g} (root mean square about the mean function), but the "
+            f"prior's standard deviation is {prior_sd:.3g}: standardise Y, or set the kernel's "
+            "variance and the mean function to the scale of the targets.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _initialise(model: BayesianModel, everything: Optional[ArrayBatches], source: Any) -> None:
+    """Let an untrained network see the inputs once."""
+    if not isinstance(model, InferenceNetworkModel):
+        return
+    network = model.inference_network
+    if isinstance(network, LinearNetwork) and np.any(network.q_mu.numpy()):
+        return
+    if everything is not None and hasattr(network, "initialise"):
+        network.initialise(np.asarray(everything.data[0]))
+
+
+def _loss_step(model: BayesianModel, optimizer: Any) -> Callable[[RegressionData], tf.Tensor]:
+    """One step of a Keras optimiser, of either Keras."""
+    variables = model.trainable_variables
+    if not hasattr(optimizer, "apply_gradients"):
+        raise TypeError(
+            "optimizer must be a FunctionalMirrorDescent or a Keras optimiser, got "
+            f"{type(optimizer).__name__}."
+        )
+    if hasattr(optimizer, "build"):
+        _build(optimizer, variables)
+
+    @tf.function(reduce_retracing=True)
+    def step(batch: RegressionData) -> tf.Tensor:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            loss = model.training_loss(batch)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(
+            [(g, v) for g, v in zip(gradients, variables) if g is not None]
+        )
+        return loss
+
+    return step
+
+
+def _build(optimizer: Any, variables: list[tf.Variable]) -> None:
+    """Make slots outside the compiled step, and notice an optimiser made for other variables."""
+    known = getattr(optimizer, "_trainable_variables", None)  # Keras 3
+    index = getattr(optimizer, "_index_dict", None)  # tf_keras
+    if index:
+        known = [v for v in variables if optimizer._var_key(v) in index]
+    if known and not {id(v) for v in variables} <= {id(v) for v in known}:
+        raise ValueError(
+            f"{type(optimizer).__name__} was built for other variables than the model now trains: "
+            "make a new optimiser after set_trainable, and one for each model."
+        )
+    if not known:
+        optimizer.build(variables)
+
+
+def _compiled_score(model: BayesianModel) -> Callable[[RegressionData], float]:
+    """Mean negative log predictive density, nats per datum, in bounded memory."""
+    density = tf.function(lambda X, Y: model.predict_log_density((X, Y)), reduce_retracing=True)
+
+    def score(data: RegressionData) -> float:
+        X, Y = data
+        total = 0.0
+        for start in range(0, len(X), _PREDICTION_ROWS):
+            rows = slice(start, start + _PREDICTION_ROWS)
+            total += float(tf.reduce_sum(density(X[rows], Y[rows])))
+        return -total / len(X)
+
+    return score
+
+
+def _mean_loss(losses: list[tf.Tensor], step: int) -> float:
+    values = np.array([float(loss) for loss in losses])
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise FloatingPointError(
+            f"The training loss is {values[bad[0]]} at step {step - len(values) + bad[0] + 1}. "
+            "Likely causes: a learning rate that is too large, inputs or targets that are not "
+            "scaled, or a noise variance near 0."
+        )
+    return float(values.mean())

@@ -1,0 +1,352 @@
+"""Gaussian algebra on plain tensors: factorisations, the mirror-descent target and divergences.
+
+Nothing here knows of kernels, networks or training. Leading dimensions are batch dimensions (latent
+GPs, in this package). References: Shi, Khan and Zhu (2019), section 3; Khan and Lin (2017).
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+import tensorflow as tf
+from check_shapes import check_shapes
+from gpflow.config import default_jitter
+
+__all__ = [
+    "add_diagonal",
+    "bridge",
+    "cholesky",
+    "cholesky_and_inverse",
+    "condition",
+    "expected_log_ratio",
+    "kl_divergence",
+    "lower_root_of_inverse",
+    "nugget",
+    "symmetrise",
+]
+
+_RETRIES = 5
+_LEAF = 128
+
+
+def symmetrise(matrix: tf.Tensor) -> tf.Tensor:
+    """Average of a matrix [..., N, N] and its transpose."""
+    return 0.5 * (matrix + tf.linalg.matrix_transpose(matrix))
+
+
+def nugget(covariance: tf.Tensor) -> tf.Tensor:
+    """Diagonal [...] that makes covariance [..., N, N] safely positive definite in its dtype.
+
+    ``default_jitter()`` relative to the mean variance, never below the rounding error of an
+    N x N factorisation.
+    """
+    size = tf.cast(tf.shape(covariance)[-1], covariance.dtype)
+    relative = tf.maximum(
+        tf.constant(default_jitter(), covariance.dtype), 8.0 * _epsilon(covariance.dtype) * size
+    )
+    return tf.stop_gradient(relative * _mean_diagonal(covariance))
+
+
+def _epsilon(dtype: tf.DType) -> float:
+    return float(np.finfo(dtype.as_numpy_dtype).eps)
+
+
+def _mean_diagonal(matrix: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.linalg.diag_part(matrix), axis=-1)
+
+
+def add_diagonal(matrix: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """matrix [..., N, N] plus value [...] times the identity."""
+    return tf.linalg.set_diag(matrix, tf.linalg.diag_part(matrix) + value[..., None])
+
+
+def _all_finite(matrix: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(matrix))
+
+
+def _with_retries(
+    factorise: Callable[[tf.Tensor], tf.Tensor], matrix: tf.Tensor, name: str
+) -> tf.Tensor:
+    """Factorise; while the result is not finite, try again with ten times more jitter."""
+    kind = f"a {matrix.dtype.name} matrix of shape {matrix.shape}"
+    scale = tf.abs(_mean_diagonal(matrix)) + tf.cast(1e-30, matrix.dtype)
+    start = tf.constant(default_jitter(), matrix.dtype)
+
+    def attempt(k: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        jitter = start * tf.cast(10.0, matrix.dtype) ** tf.cast(k, matrix.dtype)
+        return k + 1, factorise(add_diagonal(matrix, jitter * scale))
+
+    def retry() -> tf.Tensor:
+        _, result = tf.while_loop(
+            lambda k, result: ~_all_finite(result),
+            attempt,
+            attempt(tf.constant(0), matrix),
+            maximum_iterations=_RETRIES - 1,
+        )
+        checks = [
+            tf.debugging.Assert(
+                _all_finite(matrix),
+                [
+                    f"Cholesky of {name} failed: {kind} has NaN or infinite entries. Likely cause: "
+                    "parameters that diverged, or data that are not finite. Shape now:",
+                    tf.shape(matrix),
+                ],
+            ),
+            tf.debugging.Assert(
+                _all_finite(result),
+                [
+                    f"Cholesky of {name} failed: {kind} is not positive definite, even with "
+                    f"{_RETRIES} increasing amounts of jitter. Likely cause: inputs that are not "
+                    "centred (squared distances cancel), an indefinite kernel, or float32 where "
+                    "float64 is needed. Remedy: scale the inputs, raise gpflow's default jitter or "
+                    "use float64. Shape now:",
+                    tf.shape(matrix),
+                ],
+            ),
+        ]
+        with tf.control_dependencies([check for check in checks if check is not None]):
+            return tf.identity(result)
+
+    first = factorise(matrix)
+    return tf.cond(_all_finite(first), lambda: first, retry)
+
+
+def cholesky(matrix: tf.Tensor, name: str = "matrix") -> tf.Tensor:
+    """Lower Cholesky factor [..., N, N] that retries with more jitter and then says why it failed.
+
+    :param matrix: [..., N, N], symmetric.
+    :param name: what the matrix is, for the error message.
+    :raises tf.errors.InvalidArgumentError: naming the matrix, shape, dtype and likely cause; also
+        inside ``tf.function``. Under ``jit_compile=True`` assertions do not exist: NaN comes back.
+    """
+
+    @tf.custom_gradient
+    def factorise(matrix: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        factor = _with_retries(tf.linalg.cholesky, matrix, name)
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            inner = tf.linalg.band_part(tf.matmul(factor, upstream, transpose_a=True), -1, 0)
+            inner = tf.linalg.set_diag(inner, 0.5 * tf.linalg.diag_part(inner))
+            left = tf.linalg.triangular_solve(factor, inner, adjoint=True)
+            both = tf.linalg.triangular_solve(
+                factor, tf.linalg.matrix_transpose(left), adjoint=True
+            )
+            return symmetrise(both)
+
+        return factor, gradient
+
+    return factorise(matrix)
+
+
+def _factor_and_inverse(matrix: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Recursive halves, so that nearly all the arithmetic is matrix products."""
+    if size <= _LEAF:
+        factor = tf.linalg.cholesky(matrix)
+        identity = tf.eye(size, batch_shape=tf.shape(matrix)[:-2], dtype=matrix.dtype)
+        return factor, tf.linalg.triangular_solve(factor, identity)
+    half = size // 2
+    top, top_inverse = _factor_and_inverse(matrix[..., :half, :half], half)
+    side = tf.matmul(matrix[..., half:, :half], top_inverse, transpose_b=True)
+    corner, corner_inverse = _factor_and_inverse(
+        matrix[..., half:, half:] - tf.matmul(side, side, transpose_b=True), size - half
+    )
+    side_inverse = -tf.matmul(corner_inverse, tf.matmul(side, top_inverse))
+
+    def assemble(top: tf.Tensor, side: tf.Tensor, corner: tf.Tensor) -> tf.Tensor:
+        upper = tf.pad(top, [[0, 0]] * (len(matrix.shape) - 1) + [[0, size - half]])
+        return tf.concat([upper, tf.concat([side, corner], axis=-1)], axis=-2)
+
+    return assemble(top, side, corner), assemble(top_inverse, side_inverse, corner_inverse)
+
+
+def cholesky_and_inverse(matrix: tf.Tensor, name: str = "matrix") -> tuple[tf.Tensor, tf.Tensor]:
+    """Cholesky factor and its inverse, both [..., N, N], at the cost of little more than one.
+
+    N must be known statically. Not differentiable in graph mode beyond the first attempt.
+
+    :raises tf.errors.InvalidArgumentError: as :func:`cholesky`.
+    """
+    size = matrix.shape[-1]
+    if size is None:
+        raise ValueError(f"{name} must have a static size, got shape {matrix.shape}.")
+
+    def both(matrix: tf.Tensor) -> tf.Tensor:
+        return tf.stack(_factor_and_inverse(matrix, size))
+
+    stacked = _with_retries(both, matrix, name)
+    return stacked[0], stacked[1]
+
+
+def lower_root_of_inverse(precision: tf.Tensor, name: str = "precision") -> tf.Tensor:
+    """Lower-triangular S [..., N, N] with S Sᵀ = precision⁻¹ [..., N, N].
+
+    The Cholesky factor of the reversed matrix is an upper-triangular factor of the matrix itself,
+    whose inverse transpose is lower triangular.
+    """
+    _, inverse = cholesky_and_inverse(tf.reverse(precision, axis=[-2, -1]), name)
+    return tf.linalg.matrix_transpose(tf.reverse(inverse, axis=[-2, -1]))
+
+
+@check_shapes(
+    "prior_mean: [broadcast batch..., N]",
+    "prior_cov: [broadcast batch..., N, N]",
+    "mean: [batch..., N]",
+    "cov: [batch..., N, N]",
+    "return[0]: [batch..., N]",
+    "return[1]: [batch..., N, N]",
+)
+def bridge(
+    beta: tf.Tensor,
+    prior_mean: tf.Tensor,
+    prior_cov: tf.Tensor,
+    mean: tf.Tensor,
+    cov: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    r"""Mean and covariance of p^β q^{1-β}, the Gaussian between prior p and network q.
+
+    With :math:`C = β Σ + (1-β) K`: covariance :math:`K C^{-1} Σ`, mean
+    :math:`β Σ C^{-1} m_0 + (1-β) K C^{-1} μ`. Neither K nor Σ is inverted, so K may be singular,
+    and Σ too where β < 1. (Shi et al. 2019, section 3.2.)
+
+    :param beta: step size in [0, 1].
+    :raises tf.errors.InvalidArgumentError: if C is not positive definite.
+    """
+    prior_cov = tf.broadcast_to(prior_cov, tf.shape(cov))
+    prior_mean = tf.broadcast_to(prior_mean, tf.shape(mean))
+    beta = tf.cast(tf.convert_to_tensor(beta, dtype_hint=cov.dtype), cov.dtype)
+    factor = cholesky(beta * cov + (1.0 - beta) * prior_cov, "the bridge βΣ + (1-β)K")
+    whitened_prior = tf.linalg.triangular_solve(factor, prior_cov)
+    whitened = tf.linalg.triangular_solve(factor, cov)
+    bridge_cov = symmetrise(tf.matmul(whitened_prior, whitened, transpose_a=True))
+
+    def solve(vector: tf.Tensor) -> tf.Tensor:
+        return tf.linalg.triangular_solve(factor, vector[..., None])
+
+    bridge_mean = beta * tf.matmul(whitened, solve(prior_mean), transpose_a=True) + (
+        1.0 - beta
+    ) * tf.matmul(whitened_prior, solve(mean), transpose_a=True)
+    return bridge_mean[..., 0], bridge_cov
+
+
+@check_shapes(
+    "mean: [batch..., J]",
+    "cov: [batch..., J, J]",
+    "y: [broadcast batch..., B]",
+    "precision: [broadcast batch..., B]",
+    "return[0]: [batch..., M]",
+    "return[1]: [batch..., M, M]",
+)
+def condition(
+    mean: tf.Tensor, cov: tf.Tensor, y: tf.Tensor, precision: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Condition the first B rows of N(mean, cov) on y; moments of the other M = J - B rows.
+
+    :param precision: 1 / noise variance of each observation; 0 leaves that observation out.
+    """
+    batch = tf.shape(y)[-1]
+    root = tf.sqrt(tf.broadcast_to(precision, tf.concat([tf.shape(mean)[:-1], [batch]], 0)))
+    inner = root[..., :, None] * cov[..., :batch, :batch] * root[..., None, :]
+    factor = cholesky(add_diagonal(inner, tf.ones_like(root[..., 0])), "I + R^-½ K R^-½")
+    cross = tf.linalg.triangular_solve(factor, root[..., :, None] * cov[..., :batch, batch:])
+    residual = tf.linalg.triangular_solve(factor, (root * (y - mean[..., :batch]))[..., None])
+    new_mean = mean[..., batch:] + tf.matmul(cross, residual, transpose_a=True)[..., 0]
+    return new_mean, cov[..., batch:, batch:] - tf.matmul(cross, cross, transpose_a=True)
+
+
+@check_shapes(
+    "mean: [batch..., N]",
+    "cov: [batch..., N, N]",
+    "target_mean: [broadcast batch..., N]",
+    "target_cov: [broadcast batch..., N, N]",
+    "return: [batch...]",
+)
+def kl_divergence(
+    mean: tf.Tensor, cov: tf.Tensor, target_mean: tf.Tensor, target_cov: tf.Tensor
+) -> tf.Tensor:
+    r"""KL[N(mean, cov) ‖ N(target_mean, target_cov)] in nats, with its closed-form gradients.
+
+    No gradient passes through a Cholesky factor: with :math:`δ = μ - m`,
+    :math:`∂/∂μ = K^{-1} δ = -∂/∂m`, :math:`∂/∂Σ = ½ (K^{-1} - Σ^{-1})` and
+    :math:`∂/∂K = ½ K^{-1} (K - Σ - δδᵀ) K^{-1}`.
+
+    :raises tf.errors.InvalidArgumentError: if either covariance is not positive definite.
+    """
+
+    @tf.custom_gradient
+    def divergence(
+        mean: tf.Tensor, cov: tf.Tensor, target_mean: tf.Tensor, target_cov: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, ...]]]:
+        factor = cholesky(cov, "the network's covariance")
+        target_factor = cholesky(target_cov, "the target's covariance")
+        difference = (mean - target_mean)[..., None]
+        whitened = tf.linalg.triangular_solve(target_factor, difference)
+        ratio = tf.linalg.triangular_solve(target_factor, factor)
+        size = tf.cast(tf.shape(mean)[-1], mean.dtype)
+        value = 0.5 * (
+            tf.reduce_sum(tf.square(whitened), axis=[-2, -1])
+            + tf.reduce_sum(tf.square(ratio), axis=[-2, -1])
+            - size
+            + _log_determinant(target_factor)
+            - _log_determinant(factor)
+        )
+
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            identity = tf.eye(tf.shape(mean)[-1], dtype=mean.dtype)
+            target_inverse = _inverse_from_root(target_factor, identity)
+            inverse = _inverse_from_root(factor, identity)
+            d_mean = tf.linalg.triangular_solve(target_factor, whitened, adjoint=True)
+            root = tf.concat(
+                [tf.linalg.triangular_solve(target_factor, ratio, adjoint=True), d_mean], axis=-1
+            )
+            d_target_cov = 0.5 * (target_inverse - tf.matmul(root, root, transpose_b=True))
+            scale = upstream[..., None]
+            return (
+                scale * d_mean[..., 0],
+                scale[..., None] * 0.5 * (target_inverse - inverse),
+                -scale * d_mean[..., 0],
+                scale[..., None] * d_target_cov,
+            )
+
+        return value, gradient
+
+    return divergence(
+        mean,
+        cov,
+        tf.broadcast_to(target_mean, tf.shape(mean)),
+        tf.broadcast_to(target_cov, tf.shape(cov)),
+    )
+
+
+def _inverse_from_root(factor: tf.Tensor, identity: tf.Tensor) -> tf.Tensor:
+    root = tf.linalg.triangular_solve(factor, tf.broadcast_to(identity, tf.shape(factor)))
+    return tf.matmul(root, root, transpose_a=True)
+
+
+def _log_determinant(factor: tf.Tensor) -> tf.Tensor:
+    return 2.0 * tf.reduce_sum(tf.math.log(tf.linalg.diag_part(factor)), axis=-1)
+
+
+@check_shapes(
+    "mean: [batch..., N]",
+    "root: [batch..., N, R]",
+    "cov_1: [broadcast batch..., N, N]",
+    "cov_2: [broadcast batch..., N, N]",
+    "return: [batch...]",
+)
+def expected_log_ratio(
+    mean: tf.Tensor, root: tf.Tensor, cov_1: tf.Tensor, cov_2: tf.Tensor
+) -> tf.Tensor:
+    """E_q[log N(f; 0, cov_1) - log N(f; 0, cov_2)] in nats, q = N(mean, root rootᵀ)."""
+    sample = tf.concat([mean[..., None], root], axis=-1)
+
+    def minus_twice_log_density(cov: tf.Tensor, name: str) -> tf.Tensor:
+        factor = cholesky(cov, name)
+        shape = tf.concat([tf.shape(sample)[:-2], tf.shape(factor)[-2:]], axis=0)
+        whitened = tf.linalg.triangular_solve(tf.broadcast_to(factor, shape), sample)
+        return _log_determinant(factor) + tf.reduce_sum(tf.square(whitened), axis=[-2, -1])
+
+    return 0.5 * (
+        minus_twice_log_density(cov_2, "the prior at the measurement points")
+        - minus_twice_log_density(cov_1, "the features' prior at the measurement points")
+    )

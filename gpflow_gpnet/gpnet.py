@@ -1,0 +1,88 @@
+"""GPNet: a GP posterior represented by an inference network (Shi, Khan and Zhu, 2019)."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import tensorflow as tf
+from check_shapes import check_shapes, inherit_check_shapes
+from gpflow.base import RegressionData, TensorType
+
+from . import gaussians
+from .inference_networks import LinearNetwork
+from .model import InferenceNetworkModel
+
+__all__ = ["GPNet"]
+
+CORRECTION_POINTS = 200
+"""Most measurement points that the prior correction uses by default."""
+
+
+class GPNet(InferenceNetworkModel):
+    r"""Scalable GP model for any GPflow kernel and likelihood; SVGP's interface.
+
+    The objective is the functional evidence lower bound
+    :math:`\frac{N}{B} \sum_B E_q[\log p(y|f)] - KL[q(f) ‖ p(f)]`, nats, summed over ``num_data``.
+    The divergence is
+
+    * for networks linear in their weights: the weights' own, plus
+      :math:`E_q[\log p_φ(f_M) - \log p(f_M)]` at M measurement points, which corrects for features
+      that do not reproduce the kernel and vanishes where they do;
+    * for all others: that of the function values at the batch and the measurement points. It is
+      then a bound only where these include all training inputs, and not additive over batches.
+
+    Trains under any optimiser through :meth:`training_loss`;
+    :class:`~gpflow_gpnet.FunctionalMirrorDescent` does it best.
+    """
+
+    @inherit_check_shapes
+    def elbo(self, data: RegressionData) -> tf.Tensor:
+        X, Y = self.checked(data)
+        if isinstance(self.inference_network, LinearNetwork):
+            return self._weight_space_elbo(X, Y)
+        points = tf.concat([X, self.measurement_points(X)], axis=0)
+        return self.functional_elbo(X, Y, points)
+
+    def _weight_space_elbo(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        network = self.inference_network
+        mean, variance = network(X)
+        fit = self.likelihood_scale(X) * self.expected_log_likelihood(X, mean, variance, Y)
+        objective = fit - network.prior_kl()
+        if network.matches_prior:
+            return objective
+        points = self.correction_points(X)
+        return objective - self.prior_correction(points, network.latent_features(points))
+
+    @check_shapes("X: [B, D]", "return: [M, D]")
+    def correction_points(self, X: TensorType, seed: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """Measurement points of the prior correction: fewer than features, so that all matter."""
+        half = max(1, self.inference_network.q_mu.shape[0] // 2)
+        return self.measurement_points(X, seed, limit=min(CORRECTION_POINTS, half))
+
+    @check_shapes("points: [M, D]", "features: [K, M, F]", "return: []")
+    def prior_correction(self, points: TensorType, features: tf.Tensor) -> tf.Tensor:
+        """E_q[log p_φ(f_M) - log p(f_M)], nats: what weight space misses of KL[q ‖ p].
+
+        :param features: φ of the M points; K is L, or 1 where latent GPs share features.
+        """
+        network = self.inference_network
+        prior, features_prior = self.measured_priors(points, features)
+        root = network.weights.project(features)
+        mean = tf.transpose(network.weights.mean(features))
+        return tf.reduce_sum(
+            gaussians.expected_log_ratio(mean, root, features_prior, prior)
+        )
+
+    @check_shapes(
+        "points: [M, D]", "features: [K, M, F]", "return[0]: [L, M, M]", "return[1]: [K, M, M]"
+    )
+    def measured_priors(
+        self, points: TensorType, features: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Covariances of the model's prior and of the features' prior at M points, with a nugget."""
+        prior = self.prior_covariance(points)
+        jitter = gaussians.nugget(prior)
+        features_prior = tf.matmul(features, features, transpose_b=True)
+        return gaussians.add_diagonal(prior, jitter), gaussians.add_diagonal(
+            features_prior, jitter[: tf.shape(features)[0]]
+        )

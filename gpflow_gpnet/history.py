@@ -1,0 +1,56 @@
+"""What training leaves behind: a table of numbers by step."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping, Optional
+
+import numpy as np
+
+__all__ = ["History"]
+
+
+class History(Mapping[str, np.ndarray]):
+    """Columns of equal length, one row per recorded step; NaN where nothing was recorded.
+
+    ``history["loss"]`` is an array, ``history.to_pandas()`` a table.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, float]] = []
+
+    def append(self, **values: float) -> None:
+        """Add a row."""
+        self._rows.append({name: float(value) for name, value in values.items()})
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in set(self):
+            raise KeyError(f"{name!r} was not recorded; columns are {sorted(set(self))}.")
+        return np.array([row.get(name, np.nan) for row in self._rows])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for row in self._rows for name in row))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def last(self, name: str, step: int) -> Optional[float]:
+        """The value of a column at this very step, None if it was not recorded then."""
+        row = self._rows[-1] if self._rows else {}
+        return row.get(name) if row.get("step") == step else None
+
+    @property
+    def num_rows(self) -> int:
+        """Recorded steps."""
+        return len(self._rows)
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` indexed by step."""
+        import pandas
+
+        return pandas.DataFrame(self._rows).set_index("step")
+
+    def __repr__(self) -> str:
+        if not self._rows:
+            return "History(empty)"
+        last = ", ".join(f"{name}={value:.6g}" for name, value in self._rows[-1].items())
+        return f"History({self.num_rows} rows; last: {last})"

@@ -1,0 +1,46 @@
+"""Initial hyperparameters from an exact GP on a random subset of the data."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+from gpflow.kernels import Kernel
+from gpflow.likelihoods import Gaussian
+from gpflow.mean_functions import MeanFunction
+from gpflow.models import GPR
+from gpflow.optimizers import Scipy
+
+from .checks import to_tensors
+
+__all__ = ["fit_hyperparameters"]
+
+
+def fit_hyperparameters(
+    kernel: Kernel,
+    likelihood: Gaussian,
+    data: Any,
+    *,
+    mean_function: Optional[MeanFunction] = None,
+    num_points: int = 1000,
+    max_iterations: int = 100,
+    seed: int = 0,
+) -> None:
+    """Maximise the exact marginal likelihood of at most ``num_points`` random rows, in place.
+
+    What the paper does before training on its larger data sets (appendix B.2). Parameters that are
+    not trainable stay. O(num_points³) an iteration.
+
+    :param kernel: its trainable Parameters are set.
+    :param likelihood: Gaussian; its trainable variance is set.
+    :param data: X [N, D] and Y [N, P].
+    :raises TypeError: if the likelihood is not Gaussian.
+    """
+    if not isinstance(likelihood, Gaussian):
+        raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
+    X, Y = (values.numpy() for values in to_tensors(data))
+    rows = np.random.default_rng(seed).permutation(len(X))[:num_points]
+    model = GPR((X[rows], Y[rows]), kernel, mean_function, likelihood=likelihood)
+    Scipy().minimize(
+        model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
+    )

@@ -1,0 +1,17 @@
+"""Inference networks q(f): what represents the posterior in place of inducing points."""
+
+from .base import InferenceNetwork, LinearNetwork
+from .inducing import InducingFeatures
+from .random_features import RFE
+from .weights import DiagonalGaussian, FullGaussian, LowRankGaussian, WeightGaussian
+
+__all__ = [
+    "DiagonalGaussian",
+    "FullGaussian",
+    "InducingFeatures",
+    "InferenceNetwork",
+    "LinearNetwork",
+    "LowRankGaussian",
+    "RFE",
+    "WeightGaussian",
+]

@@ -1,0 +1,150 @@
+"""What an inference network is, and what networks that are linear in their weights share."""
+
+from __future__ import annotations
+
+import abc
+from typing import Callable, Optional
+
+import numpy as np
+import tensorflow as tf
+from check_shapes import check_shapes, inherit_check_shapes
+from gpflow import Module, Parameter
+from gpflow.base import MeanAndVariance, TensorType
+
+from .weights import WeightGaussian
+
+__all__ = ["InferenceNetwork", "LinearNetwork"]
+
+
+class InferenceNetwork(Module, abc.ABC):
+    """A Gaussian process q(f) given by its marginals (Shi et al. 2019, section 4).
+
+    A subclass needs one method, ``network(X, full_cov=False)``. The model adds the prior's mean
+    function to the mean that a network returns.
+    """
+
+    @abc.abstractmethod
+    @check_shapes(
+        "X: [batch..., N, D]",
+        "return[0]: [batch..., N, L]",
+        "return[1]: [batch..., N, L] if not full_cov",
+        "return[1]: [batch..., L, N, N] if full_cov",
+    )
+    def __call__(self, X: TensorType, full_cov: bool = False) -> MeanAndVariance:
+        """Mean and (co)variance of L latent GPs at X."""
+
+    @property
+    def num_latent_gps(self) -> Optional[int]:
+        """L, or None where the network leaves it to the model."""
+        return None
+
+    def initialise(self, X: np.ndarray) -> None:
+        """Called once by training, before the first step, with (a batch of) the inputs [N, D]."""
+
+
+class LinearNetwork(InferenceNetwork):
+    """f(x) = φ(x)ᵀ w with w ~ N(q_mu, V), so that natural steps and function samples exist.
+
+    A subclass sets ``weights`` and writes ``features``. Where q is the prior, w ~ N(0, I).
+    """
+
+    weights: WeightGaussian
+
+    shared_features: bool = True
+    """Whether all latent GPs have the same features, or each its own."""
+
+    matches_prior: bool = False
+    """Whether w ~ N(0, I) is the model's prior exactly, so that no correction is due."""
+
+    @abc.abstractmethod
+    @check_shapes(
+        "X: [batch..., N, D]",
+        "return: [batch..., N, F] if self.shared_features",
+        "return: [batch..., L, N, F] if not self.shared_features",
+    )
+    def features(self, X: TensorType) -> tf.Tensor:
+        """φ at each row of X."""
+
+    def residual_covariance(
+        self, X: TensorType, features: tf.Tensor, full_cov: bool
+    ) -> Optional[tf.Tensor]:
+        """Covariance that features [..., K, N, F] do not carry: [..., K, N] or [..., K, N, N]."""
+        return None
+
+    @check_shapes(
+        "X: [batch..., N, D]",
+        "return: [batch..., K, N, F]",
+    )
+    def latent_features(self, X: TensorType) -> tf.Tensor:
+        """:meth:`features` with a latent dimension K, which is 1 where all share them."""
+        features = self.features(X)
+        return features[..., None, :, :] if self.shared_features else features
+
+    @property
+    def q_mu(self) -> Parameter:
+        """Mean of the weights [F, L]."""
+        return self.weights.q_mu
+
+    @property
+    def q_sqrt(self) -> Parameter:
+        """Root of the weights' covariance: [L, F, F] if full, [F, L] if diagonal."""
+        return self.weights.q_sqrt
+
+    @property
+    def num_latent_gps(self) -> int:
+        return int(self.weights.q_mu.shape[-1])
+
+    @check_shapes("return: []")
+    def prior_kl(self) -> tf.Tensor:
+        """KL of the weights' Gaussian from N(0, I), in nats, summed over latent GPs."""
+        return self.weights.prior_kl()
+
+    @inherit_check_shapes
+    def __call__(self, X: TensorType, full_cov: bool = False) -> MeanAndVariance:
+        features = self.latent_features(X)
+        if not full_cov:
+            return self.marginals(features, X)
+        root = self.weights.project(features)
+        cov = tf.matmul(root, root, transpose_b=True)
+        residual = self.residual_covariance(X, features, full_cov=True)
+        return self.weights.mean(features), cov if residual is None else cov + residual
+
+    @check_shapes(
+        "features: [batch..., K, N, F]",
+        "X: [batch..., N, D]",
+        "return[0]: [batch..., N, L]",
+        "return[1]: [batch..., N, L]",
+    )
+    def marginals(self, features: tf.Tensor, X: TensorType) -> MeanAndVariance:
+        """Mean and variance of each function value from the :meth:`latent_features` of X."""
+        variance = tf.reduce_sum(tf.square(self.weights.project(features)), axis=-1)
+        residual = self.residual_covariance(X, features, full_cov=False)
+        if residual is not None:
+            variance = variance + residual
+        return self.weights.mean(features), tf.linalg.matrix_transpose(variance)
+
+    def sample_functions(
+        self, num_samples: int, seed: tf.Tensor
+    ) -> Callable[[TensorType], tf.Tensor]:
+        """Whole functions from q: a callable X [..., N, D] to [S, ..., N, L].
+
+        :raises NotImplementedError: where part of the covariance is not carried by the features.
+        """
+        if type(self).residual_covariance is not LinearNetwork.residual_covariance:
+            raise NotImplementedError(
+                f"{type(self).__name__} has covariance beyond its features, which whole-function "
+                "samples would miss; use predict_f_samples."
+            )
+        weights = tf.transpose(self.weights.sample(num_samples, seed), [0, 2, 1])  # [S, L, F]
+
+        def functions(X: TensorType) -> tf.Tensor:
+            return tf.einsum("...knf,skf->s...nk", self._per_latent(X), weights)
+
+        return functions
+
+    def _per_latent(self, X: TensorType) -> tf.Tensor:
+        features = self.latent_features(X)
+        shape = tf.concat(
+            [tf.shape(features)[:-3], [self.num_latent_gps], tf.shape(features)[-2:]], axis=0
+        )
+        return tf.broadcast_to(features, shape)

@@ -1,0 +1,83 @@
+"""Inducing points as features: SVGP is GPNet with this network."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import numpy as np
+import tensorflow as tf
+from check_shapes import inherit_check_shapes
+from gpflow import Parameter
+from gpflow.base import TensorType
+from gpflow.config import default_float, default_jitter
+from gpflow.kernels import Kernel
+
+from ..gaussians import cholesky
+from ..latent_prior import latent_kernels, latent_variance
+from .base import LinearNetwork
+from .weights import weight_gaussian
+
+__all__ = ["InducingFeatures"]
+
+
+class InducingFeatures(LinearNetwork):
+    r"""φ(x) = L⁻¹ k(Z, x), K_ZZ = L Lᵀ, plus the prior's residual k(x, x') - φ(x)ᵀ φ(x').
+
+    The prior in these weights is N(0, I) exactly, and q(w) is SVGP's whitened q(u) (Titsias 2009;
+    Hensman, Fusi and Lawrence 2013). Takes every kernel.
+    """
+
+    matches_prior = True
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        Z: TensorType,
+        covariance: Union[str, int] = "full",
+        *,
+        num_latent_gps: Optional[int] = None,
+    ) -> None:
+        """
+        :param kernel: the prior's kernel itself, whose Parameters are then the features'.
+        :param Z: inducing inputs [M, D], trainable.
+        :param covariance: of the weights, as in :class:`RFE`.
+        :param num_latent_gps: L; by default what the kernel says, else 1.
+        :raises ValueError: if Z is not a matrix.
+        """
+        super().__init__()
+        Z = np.asarray(Z, dtype=default_float())
+        if Z.ndim != 2:
+            raise ValueError(f"Z must be a matrix [M, D], got shape {Z.shape}.")
+        self.kernel = kernel
+        self.Z = Parameter(Z)
+        self.shared_features = len(latent_kernels(kernel)) == 1
+        if num_latent_gps is None:
+            num_latent_gps = getattr(kernel, "num_latent_gps", 1)
+        self.weights = weight_gaussian(covariance, len(Z), num_latent_gps)
+
+    @inherit_check_shapes
+    def features(self, X: TensorType) -> tf.Tensor:
+        per_latent = [self._whitened(kernel, X) for kernel in latent_kernels(self.kernel)]
+        return per_latent[0] if self.shared_features else tf.stack(per_latent, axis=-3)
+
+    def _whitened(self, kernel: Kernel, X: TensorType) -> tf.Tensor:
+        prior = kernel(self.Z)
+        factor = cholesky(
+            tf.linalg.set_diag(prior, tf.linalg.diag_part(prior) + default_jitter()),
+            "the prior at the inducing inputs",
+        )
+        X = tf.convert_to_tensor(X)
+        rows = tf.reshape(X, [-1, X.shape[-1]])
+        whitened = tf.linalg.triangular_solve(factor, kernel(self.Z, rows))
+        return tf.reshape(
+            tf.transpose(whitened), tf.concat([tf.shape(X)[:-1], [tf.shape(factor)[-1]]], axis=0)
+        )
+
+    def residual_covariance(
+        self, X: TensorType, features: tf.Tensor, full_cov: bool
+    ) -> tf.Tensor:
+        if not full_cov:
+            explained = tf.reduce_sum(tf.square(features), axis=-1)
+            return tf.maximum(latent_variance(self.kernel, X) - explained, 0.0)
+        prior = tf.stack([kernel(X) for kernel in latent_kernels(self.kernel)], axis=-3)
+        return prior - tf.matmul(features, features, transpose_b=True)

@@ -1,0 +1,47 @@
+"""A trainable deformation of the input space that starts as the identity."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+import tensorflow as tf
+from check_shapes import check_shapes
+from gpflow import Module, Parameter
+from gpflow.base import TensorType
+from gpflow.config import default_float
+
+__all__ = ["ResidualWarp"]
+
+
+class ResidualWarp(Module):
+    """x ↦ x + MLP(x), tanh hidden layers, last layer zero at the start.
+
+    Training therefore begins at the plain stationary kernel.
+    """
+
+    def __init__(
+        self, input_dim: int, hidden_units: Sequence[int], rng: np.random.Generator
+    ) -> None:
+        """
+        :param input_dim: D.
+        :param hidden_units: width of each hidden layer.
+        :raises ValueError: if a width is not positive.
+        """
+        super().__init__()
+        if not hidden_units or any(units < 1 for units in hidden_units):
+            raise ValueError(f"warp must be positive layer widths, got {tuple(hidden_units)!r}.")
+        sizes = [input_dim, *hidden_units, input_dim]
+        self.W = []
+        self.b = []
+        for fan_in, fan_out in zip(sizes[:-1], sizes[1:]):
+            self.W.append(Parameter(rng.normal(size=(fan_in, fan_out)) / np.sqrt(fan_in)))
+            self.b.append(Parameter(np.zeros(fan_out, default_float())))
+        self.W[-1].assign(np.zeros(self.W[-1].shape))
+
+    @check_shapes("X: [batch..., D]", "return: [batch..., D]")
+    def __call__(self, X: TensorType) -> tf.Tensor:
+        hidden = X
+        for W, b in zip(self.W[:-1], self.b[:-1]):
+            hidden = tf.tanh(tf.tensordot(hidden, W, 1) + b)
+        return X + tf.tensordot(hidden, self.W[-1], 1) + self.b[-1]

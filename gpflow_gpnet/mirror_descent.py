@@ -1,0 +1,535 @@
+"""Stochastic functional mirror descent: the optimiser of a GPNet (Shi et al. 2019, algorithm 1)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Union
+
+import tensorflow as tf
+from gpflow import Parameter
+from gpflow.base import RegressionData
+from gpflow.config import default_float
+from gpflow.keras import tf_keras
+from gpflow.likelihoods import Gaussian
+
+from . import gaussians
+from .gpnet import GPNet
+from .inference_networks import FullGaussian, LinearNetwork
+from .step_sizes import InverseSqrt, Schedule, as_schedule
+
+__all__ = ["FunctionalMirrorDescent"]
+
+
+_POLISH_DRAWS = 32
+"""Draws of the measurement points that polishing averages the prior correction over, at least."""
+
+
+class _Site(NamedTuple):
+    """A Gaussian factor for each row and latent GP, from gradients at the current marginals."""
+
+    precision: tf.Tensor  # [B, L]
+    shift: tf.Tensor  # [B, L], precision times mean
+
+
+class FunctionalMirrorDescent(tf.Module):
+    r"""Tracks :math:`q_{t+1}(f) ∝ p(y_B|f)^{Nβ/B} p(f)^β q_t(f)^{1-β}` with an inference network.
+
+    * **Natural steps**, for networks linear in their weights with a full covariance: the mirror
+      step in closed form in weight space, :math:`Λ ← (1-β) Λ + β [I + \frac{N}{B} Φ^\top R^{-1} Φ +
+      C_M]`, with sites from the gradients of the expected log-likelihood for any likelihood (Khan
+      and Lin 2017) and the prior correction C_M of the measurement points. Features and
+      hyperparameters take Adam steps on the same objective, from the same forward pass.
+    * **Gradient steps**, for every network (the published algorithm): one Adam step on
+      :math:`KL[q_γ(f_M) ‖ \hat q_{t+1}(f_M)]`, whose target is in closed form for a Gaussian
+      likelihood (``conjugate``), else on the functional evidence lower bound at the batch and
+      measurement points, which has the same gradient up to β.
+
+    One object optimises one model. Its state (t, slots, natural parameters) is in a
+    ``tf.train.Checkpoint``.
+    """
+
+    def __init__(
+        self,
+        step_size: Union[float, Schedule] = InverseSqrt(beta0=1.0, xi=1.0),
+        learning_rate: Union[float, Schedule] = 3e-3,
+        hyper_learning_rate: Union[None, float, Schedule] = None,
+        natural: Union[bool, str] = "auto",
+        *,
+        conjugate: Union[bool, str] = "auto",
+        prior_correction: bool = True,
+        noise: str = "objective",
+        noise_decay: float = 0.95,
+        scale_hyper_bound: bool = True,
+        seed: int = 0,
+        jit_compile: Optional[bool] = None,
+    ) -> None:
+        """
+        :param step_size: β_t, a number or a callable of t, in (0, 1].
+        :param learning_rate: of Adam on the network's parameters (but natural ones).
+        :param hyper_learning_rate: of Adam on kernel, mean function and likelihood parameters; by
+            default the learning rate.
+        :param natural: whether to take natural steps; "auto": where the network allows them.
+        :param conjugate: whether gradient steps use the Gaussian target in closed form; "auto":
+            where the likelihood is Gaussian and latent GPs are not mixed.
+        :param prior_correction: whether natural steps correct for features that do not reproduce
+            the kernel.
+        :param noise: how a Gaussian likelihood's variance is learned while it is trainable:
+            "objective", by gradient; "training", a moving average of squared residual plus
+            variance on the batch, the bound's maximiser; "held-out", of squared residual minus
+            variance on held-out rows, which over-fitting cannot shrink.
+        :param noise_decay: of the moving average, per step.
+        :param scale_hyper_bound: whether the bound for hyperparameters of the conjugate gradient
+            step scales the likelihood by N / B; False as published.
+        :param seed: of the measurement points, which depend on (seed, t) alone.
+        :param jit_compile: compile the step with XLA.
+        :raises ValueError: for arguments out of range.
+        """
+        super().__init__(name="FunctionalMirrorDescent")
+        if natural not in (True, False, "auto"):
+            raise ValueError(f'natural must be True, False or "auto", got {natural!r}.')
+        if conjugate not in (True, False, "auto"):
+            raise ValueError(f'conjugate must be True, False or "auto", got {conjugate!r}.')
+        if noise not in ("objective", "training", "held-out"):
+            raise ValueError(
+                f'noise must be "objective", "training" or "held-out", got {noise!r}.'
+            )
+        if not 0.0 <= noise_decay < 1.0:
+            raise ValueError(f"noise_decay must be in [0, 1), got {noise_decay}.")
+        self.step_size = as_schedule(step_size)
+        self.learning_rate = as_schedule(learning_rate)
+        self.hyper_learning_rate = (
+            self.learning_rate if hyper_learning_rate is None else as_schedule(hyper_learning_rate)
+        )
+        self.natural = natural
+        self.conjugate = conjugate
+        self.prior_correction = prior_correction
+        self.noise = noise
+        self.noise_decay = noise_decay
+        self.scale_hyper_bound = scale_hyper_bound
+        self.seed = seed
+        self.jit_compile = jit_compile
+        self.t = tf.Variable(0, dtype=tf.int64, trainable=False, name="t")
+        self._adam = self._new_adam(self.learning_rate)
+        self._hyper_adam = self._new_adam(self.hyper_learning_rate)
+        self._natural_parameters: Optional[_NaturalParameters] = None
+        self._model: Optional[GPNet] = None
+        # In a namespace, since tf.Module would track a plain dict and refuse to save its keys.
+        self._compiled = SimpleNamespace(step={}, target=None, correction=None)
+
+    def _new_adam(self, schedule: Schedule) -> Any:
+        # The legacy class makes slots for variables it has not seen, so unfreezing goes on.
+        return tf_keras.optimizers.legacy.Adam(lambda: tf.cast(schedule(self.t), default_float()))
+
+    # ------------------------------------------------------------------ public steps
+
+    def minimize(
+        self, model: GPNet, batch: RegressionData, held_out: Optional[RegressionData] = None
+    ) -> tf.Tensor:
+        """One step on one batch. Returns the training loss before it, nats.
+
+        :param model: always the same one.
+        :param batch: X [B, D] and Y [B, P].
+        :param held_out: rows that no step trains on, for ``noise="held-out"``.
+        :raises ValueError: for data or settings that the model cannot be trained with.
+        """
+        self.build(model)
+        held_out = model.checked(held_out) if held_out is not None else None
+        return self.compiled_step()(model.checked(batch), held_out)
+
+    def build(self, model: GPNet) -> None:
+        """Bind to the model and make all state, so that a checkpoint can be restored into it.
+
+        :raises ValueError: if bound to another model, without ``num_data``, or if natural steps
+            are asked of a network that has none.
+        """
+        if self._model is model:
+            return
+        if self._model is not None:
+            raise ValueError("This optimiser belongs to another model: make a new one.")
+        if not isinstance(model, GPNet):
+            raise TypeError(f"FunctionalMirrorDescent optimises a GPNet, got {type(model).__name__}.")
+        if model.num_data is None:
+            raise ValueError("num_data is None: training needs the number of data N.")
+        if self.natural is True and not _has_natural_steps(model):
+            raise ValueError(
+                f"natural=True needs a network linear in its weights with a full covariance, got "
+                f"{type(model.inference_network).__name__}."
+            )
+        if self.noise != "objective" and _noise_parameter(model) is None:
+            raise ValueError(
+                f'noise="{self.noise}" needs a Gaussian likelihood with one variance, got '
+                f"{type(model.likelihood).__name__}."
+            )
+        if self.conjugate is True and not _is_conjugate(model):
+            raise ValueError(
+                "conjugate=True needs a Gaussian likelihood and unmixed latent GPs, got "
+                f"{type(model.likelihood).__name__}."
+            )
+        self._model = model
+        if self.takes_natural_steps:
+            self._natural_parameters = _NaturalParameters(model.inference_network)
+
+    @property
+    def takes_natural_steps(self) -> bool:
+        """Whether steps on the bound model are natural."""
+        return bool(self.natural) and _has_natural_steps(self._model)
+
+    def compiled_step(self) -> Callable[..., tf.Tensor]:
+        """The step (batch, held_out=None) -> loss on the bound model, for tensors already checked.
+
+        One function for each set of trainable variables, so that freezing and unfreezing between
+        steps works: ask again after ``set_trainable``.
+        """
+        network_variables, hyper_variables = self._variables()
+        key = tuple(id(variable) for variable in (*network_variables, *hyper_variables))
+        if key not in self._compiled.step:
+            self._adam._create_all_weights(network_variables)
+            self._hyper_adam._create_all_weights(hyper_variables)
+            # reduce_retracing: a second batch size gives a second, shape-free trace, and no third.
+            self._compiled.step[key] = tf.function(
+                self._step, reduce_retracing=True, jit_compile=self.jit_compile
+            )
+        return self._compiled.step[key]
+
+    def polish(self, batches: Iterable[RegressionData]) -> None:
+        """One exact natural step on all data, everything but the weights' Gaussian frozen.
+
+        The same as a pass with β_t = 1 / (t + 1) for a conjugate model: the weights' posterior for
+        the features at hand, free of minibatch noise and of features long gone. The prior
+        correction is averaged over draws of the measurement points.
+
+        :param batches: that together are the data, each row once.
+        :raises ValueError: if steps are not natural.
+        """
+        if not self.takes_natural_steps:
+            raise ValueError("polish needs natural steps.")
+        if self._compiled.target is None:
+            self._compiled.target = tf.function(self._target, reduce_retracing=True)
+            self._compiled.correction = tf.function(self._correction, reduce_retracing=True)
+        corrected = self.prior_correction and not self._model.inference_network.matches_prior
+        precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, 0.0
+        batches = list(batches)
+        for X, Y in batches:
+            batch_precision, batch_shift = self._compiled.target(X, Y)
+            precision += X.shape[0] * batch_precision
+            shift += X.shape[0] * batch_shift
+            rows += X.shape[0]
+            for _ in range(-(-_POLISH_DRAWS // len(batches)) if corrected else 0):
+                correction += self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
+                draws += 1
+        self._natural_parameters.assign(
+            precision / rows + correction / max(draws, 1), shift / rows
+        )
+
+    # ------------------------------------------------------------------ the compiled step
+
+    def _variables(self) -> tuple[list[tf.Variable], list[tf.Variable]]:
+        """Trainable variables that take Adam steps: the network's, and hyperparameters."""
+        model = self._model
+        hyper: list[tf.Variable] = []
+        for module in (model.kernel, model.mean_function, model.likelihood):
+            hyper += module.trainable_variables
+        skip: set[int] = {id(variable) for variable in hyper}
+        if self.takes_natural_steps:
+            network = model.inference_network
+            skip |= {
+                id(p.unconstrained_variable) for p in (network.q_mu, network.q_sqrt)
+            }
+        if self.noise != "objective":
+            tracked = id(_noise_parameter(model).unconstrained_variable)
+            hyper = [variable for variable in hyper if id(variable) != tracked]
+        network_variables = [
+            v for v in model.inference_network.trainable_variables if id(v) not in skip
+        ]
+        return network_variables, hyper
+
+    def _step(
+        self, batch: RegressionData, held_out: Optional[RegressionData] = None
+    ) -> tf.Tensor:
+        X, Y = batch
+        if self.noise == "held-out":
+            if held_out is None:
+                raise ValueError('noise="held-out" needs held_out rows at each step.')
+            mean, variance = self._model.predict_f(held_out[0])
+            self._track_noise(tf.square(held_out[1] - mean) - variance)
+        loss = self._natural_step(X, Y) if self.takes_natural_steps else self._gradient_step(X, Y)
+        self.t.assign_add(1)
+        return loss
+
+    def _measurement_seed(self) -> tf.Tensor:
+        return tf.stack([tf.constant(self.seed, tf.int32), tf.cast(self.t, tf.int32)])
+
+    def _apply(self, gradients: Sequence[tf.Tensor]) -> None:
+        network_variables, hyper_variables = self._variables()
+        split = len(network_variables)
+        for adam, grads, variables in (
+            (self._adam, gradients[:split], network_variables),
+            (self._hyper_adam, gradients[split:], hyper_variables),
+        ):
+            pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
+            if pairs:
+                adam.apply_gradients(pairs)
+
+    def _natural_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        model, network = self._model, self._model.inference_network
+        network_variables, hyper_variables = self._variables()
+        variables = network_variables + hyper_variables
+        batch = tf.shape(X)[0]
+        corrected = self.prior_correction and not network.matches_prior
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            points = model.correction_points(X, self._measurement_seed()) if corrected else X[:0]
+            features = network.latent_features(tf.concat([X, points], axis=0))
+            rows, measured = features[..., :batch, :], features[..., batch:, :]
+            mean, variance = network.marginals(rows, X)
+            fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
+            loss = network.prior_kl() - fit - model.log_prior_density()
+            if corrected:
+                loss += model.prior_correction(points, measured)
+        *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
+        site = _site(mean, -d_mean, -d_variance)
+        precision, shift = _target_parameters(rows, site)
+        if corrected:
+            precision += _correction_precision(model, points, measured)
+        self._natural_parameters.mix(self.step_size(self.t), precision, shift)
+        self._apply(gradients)
+        self._track_training_noise(X, Y, mean, variance)
+        return loss
+
+    def _target(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Natural parameters that a natural step with β = 1 moves to, features frozen."""
+        model, network = self._model, self._model.inference_network
+        rows = network.latent_features(X)
+        mean, variance = network.marginals(rows, X)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([mean, variance])
+            fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
+        return _target_parameters(rows, _site(mean, *tape.gradient(fit, [mean, variance])))
+
+    def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        model = self._model
+        points = model.correction_points(X, seed)
+        return _correction_precision(model, points, model.inference_network.latent_features(points))
+
+    def _gradient_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        model = self._model
+        network_variables, hyper_variables = self._variables()
+        variables = network_variables + hyper_variables
+        seed = self._measurement_seed()
+        conjugate = bool(self.conjugate) and _is_conjugate(model)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(variables)
+            points = tf.concat([X, model.measurement_points(X, seed)], axis=0)
+            if conjugate:
+                loss = self._conjugate_loss(X, Y, points, bool(hyper_variables))
+            else:
+                loss = -model.functional_elbo(X, Y, points)
+            loss -= model.log_prior_density()
+        self._apply(tape.gradient(loss, variables))
+        if self.noise == "training":
+            self._track_training_noise(X, Y, *model.inference_network(X))
+        return loss
+
+    def _conjugate_loss(
+        self, X: tf.Tensor, Y: tf.Tensor, points: tf.Tensor, learn_hyperparameters: bool
+    ) -> tf.Tensor:
+        """KL of the network from the mirror step's target at the measurement points, nats,
+        minus the bound that hyperparameters maximise."""
+        model = self._model
+        batch = tf.shape(X)[0]
+        mean, cov = model.inference_network(points, full_cov=True)
+        prior = tf.stop_gradient(model.prior_covariance(points))
+        jitter = gaussians.nugget(prior)
+        mean, cov = tf.transpose(mean), gaussians.add_diagonal(cov, jitter)
+        target_mean, target_cov = mirror_step_target(
+            model,
+            X,
+            Y,
+            self.step_size(self.t),
+            gaussians.add_diagonal(prior, jitter),
+            tf.stop_gradient(mean),
+            tf.stop_gradient(cov),
+        )
+        loss = tf.reduce_sum(
+            gaussians.kl_divergence(
+                mean[:, batch:], cov[:, batch:, batch:], target_mean, target_cov
+            )
+        )
+        if learn_hyperparameters:
+            loss -= self._hyper_bound(
+                X, Y, *(tf.stop_gradient(m) for m in (mean[:, :batch], cov[:, :batch, :batch]))
+            )
+        return loss
+
+    def _hyper_bound(
+        self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, cov: tf.Tensor
+    ) -> tf.Tensor:
+        """Σ_B E_q[log p(y|f)] - KL[q(f_B) ‖ p(f_B)], the first scaled by N / B unless as published."""
+        model = self._model
+        variance = tf.transpose(tf.linalg.diag_part(cov))
+        fit = model.expected_log_likelihood(X, tf.transpose(mean), variance, Y)
+        if self.scale_hyper_bound:
+            fit *= model.likelihood_scale(X)
+        return fit - model.functional_kl(X, tf.transpose(mean), cov)
+
+    # ------------------------------------------------------------------ noise
+
+    def _track_noise(self, estimates: tf.Tensor) -> None:
+        """Move the likelihood's variance towards the mean estimate, from the second step on."""
+        old = _noise_variance(self._model)
+        # Held-out residuals can undercut the variance by chance: never shrink tenfold in a step.
+        estimate = tf.maximum(tf.reduce_mean(estimates), 0.1 * old)
+        new = self.noise_decay * old + (1.0 - self.noise_decay) * estimate
+        _assign_noise_variance(self._model, tf.where(self.t > 0, new, old))
+
+    def _track_training_noise(
+        self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
+    ) -> None:
+        if self.noise == "training":
+            mean, variance = self._model.outputs(X, mean, variance)
+            self._track_noise(tf.square(Y - mean) + variance)
+
+
+def mirror_step_target(
+    model: GPNet,
+    X: tf.Tensor,
+    Y: tf.Tensor,
+    beta: tf.Tensor,
+    prior_cov: tf.Tensor,
+    mean: tf.Tensor,
+    cov: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Moments of q̂_{t+1} at the measurement points for a Gaussian likelihood (paper, equation 8).
+
+    :param X: batch inputs [B, D]; Y: targets [B, L].
+    :param prior_cov: prior covariance at batch and measurement points [L, J, J].
+    :param mean: the network's mean there [L, J] (zero prior mean); cov: covariance [L, J, J].
+    :return: mean [L, M] and covariance [L, M, M].
+    """
+    bridge_mean, bridge_cov = gaussians.bridge(
+        beta, tf.zeros_like(mean), prior_cov, mean, cov
+    )
+    noise = model.likelihood.variance_at(X)  # [B, 1]
+    precision = tf.transpose(model.likelihood_scale(X) * beta / noise)
+    residual = tf.transpose(Y - model.mean_function(X))
+    target_mean, target_cov = gaussians.condition(bridge_mean, bridge_cov, residual, precision)
+    return tf.stop_gradient(target_mean), tf.stop_gradient(target_cov)
+
+
+def _has_natural_steps(model: GPNet) -> bool:
+    network = model.inference_network
+    return isinstance(network, LinearNetwork) and isinstance(network.weights, FullGaussian)
+
+
+def _is_conjugate(model: GPNet) -> bool:
+    return isinstance(model.likelihood, Gaussian) and model.mixing is None
+
+
+def _noise_parameter(model: GPNet) -> Optional[Parameter]:
+    """The one variance (or scale) of a Gaussian likelihood."""
+    if not isinstance(model.likelihood, Gaussian):
+        return None
+    for name in ("variance", "scale"):
+        parameter = getattr(model.likelihood, name, None)
+        if isinstance(parameter, Parameter) and parameter.shape.num_elements() == 1:
+            return parameter
+    return None
+
+
+def _noise_variance(model: GPNet) -> tf.Tensor:
+    return tf.reshape(model.likelihood.variance_at(tf.zeros([1, 1], default_float())), [])
+
+
+def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
+    parameter = _noise_parameter(model)
+    value = variance if parameter is model.likelihood.variance else tf.sqrt(variance)
+    parameter.assign(tf.reshape(value, parameter.shape))
+
+
+def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor) -> _Site:
+    """Site from the gradients of the scaled expected log-likelihood, precision kept >= 0."""
+    precision = tf.maximum(-2.0 * d_variance, 0.0)
+    return _Site(precision, d_mean + precision * mean)
+
+
+def _target_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.Tensor]:
+    """I + Φᵀ R⁻¹ Φ [L, F, F] and Φᵀ R⁻¹ y [L, F] of features [K, B, F]."""
+    weighted = tf.transpose(tf.sqrt(site.precision))[..., None] * features  # [L, B, F]
+    precision = tf.matmul(weighted, weighted, transpose_a=True)
+    precision = gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]))
+    shift = tf.matmul(features, tf.transpose(site.shift)[..., None], transpose_a=True)
+    return precision, shift[..., 0]
+
+
+def _correction_precision(model: GPNet, points: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F]; I + C_M is never indefinite."""
+    prior, features_prior = model.measured_priors(points, features)
+    whitened = tf.linalg.triangular_solve(
+        gaussians.cholesky(prior, "the prior at the measurement points"),
+        tf.broadcast_to(features, tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], 0)),
+    )
+    explained = tf.linalg.triangular_solve(
+        gaussians.cholesky(features_prior, "the features' prior at the measurement points"),
+        features,
+    )
+    return tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
+        explained, explained, transpose_a=True
+    )
+
+
+class _NaturalParameters(tf.Module):
+    """Λ = V⁻¹ [L, F, F] and θ = Λ m [L, F] of a network's weights, kept beside q_mu and q_sqrt.
+
+    They are read off q_mu and q_sqrt again whenever somebody else has changed these.
+    """
+
+    def __init__(self, network: LinearNetwork) -> None:
+        super().__init__(name="natural_parameters")
+        num_features, num_latents = network.q_mu.shape
+        self._network = network
+        dtype = network.q_mu.dtype
+        self.precision = tf.Variable(
+            tf.zeros([num_latents, num_features, num_features], dtype), trainable=False
+        )
+        self.shift = tf.Variable(tf.zeros([num_latents, num_features], dtype), trainable=False)
+        self.fingerprint = tf.Variable(self._fingerprint() + 1, trainable=False)
+
+    def _fingerprint(self) -> tf.Tensor:
+        """Wrap-around sums of the bits of q_mu and q_sqrt: exact, whatever the order."""
+        return tf.stack(
+            [
+                tf.reduce_sum(tf.bitcast(parameter.unconstrained_variable.value(), tf.int32))
+                for parameter in (self._network.q_mu, self._network.q_sqrt)
+            ]
+        )
+
+    def _read(self) -> tuple[tf.Tensor, tf.Tensor]:
+        root = tf.convert_to_tensor(self._network.q_sqrt)
+        identity = tf.eye(tf.shape(root)[-1], batch_shape=tf.shape(root)[:1], dtype=root.dtype)
+        inverse = tf.linalg.triangular_solve(root, identity)
+        precision = tf.matmul(inverse, inverse, transpose_a=True)
+        mean = tf.transpose(self._network.q_mu)[..., None]
+        return precision, tf.matmul(precision, mean)[..., 0]
+
+    def mix(self, beta: tf.Tensor, precision: tf.Tensor, shift: tf.Tensor) -> None:
+        """Step of size β from the present natural parameters to the given ones."""
+        old_precision, old_shift = tf.cond(
+            tf.reduce_all(self._fingerprint() == self.fingerprint),
+            lambda: (self.precision.value(), self.shift.value()),
+            self._read,
+        )
+        beta = tf.cast(beta, precision.dtype)
+        self.assign(
+            (1.0 - beta) * old_precision + beta * precision,
+            (1.0 - beta) * old_shift + beta * shift,
+        )
+
+    def assign(self, precision: tf.Tensor, shift: tf.Tensor) -> None:
+        """Set Λ and θ, and the weights' Gaussian with them."""
+        root = gaussians.lower_root_of_inverse(precision, "the weights' precision")
+        mean = tf.matmul(root, tf.matmul(root, shift[..., None], transpose_a=True))
+        self._network.q_sqrt.assign(root)
+        self._network.q_mu.assign(tf.transpose(mean[..., 0]))
+        self.precision.assign(precision)
+        self.shift.assign(shift)
+        self.fingerprint.assign(self._fingerprint())

@@ -1,0 +1,327 @@
+"""What models with an inference network share: prior, predictions, and checked data at the door."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any, Callable, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+from check_shapes import check_shapes, inherit_check_shapes
+from gpflow.base import InputData, MeanAndVariance, RegressionData, TensorType
+from gpflow.conditionals.util import expand_independent_outputs, mix_latent_gp
+from gpflow.config import default_float
+from gpflow.kernels import Kernel, LinearCoregionalization, MultioutputKernel
+from gpflow.likelihoods import Likelihood, SwitchedLikelihood
+from gpflow.mean_functions import MeanFunction
+from gpflow.models import ExternalDataTrainingLossMixin, GPModel
+from gpflow.utilities import to_default_float
+
+from . import gaussians
+from .checks import check_batch, check_far_from_origin, check_module, check_shape, to_tensors
+from .inference_networks import RFE, InducingFeatures, InferenceNetwork, LinearNetwork
+from .latent_prior import latent_covariance
+from .measurement import BatchInputs, KernelSmoothed, MeasurementDistribution, Mixture
+from .measurement import Empirical, as_measurement
+from .spectral import NoSpectralMeasureError
+
+__all__ = ["InferenceNetworkModel"]
+
+
+
+class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
+    """A GP prior, a likelihood and the inference network that represents the posterior.
+
+    Notation: N data (``num_data``), B rows of a batch, M measurement points, D inputs, P outputs,
+    L latent GPs.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        likelihood: Likelihood,
+        inference_network: Union[InferenceNetwork, TensorType],
+        *,
+        mean_function: Optional[MeanFunction] = None,
+        num_latent_gps: int = 1,
+        num_data: Optional[TensorType] = None,
+        measurement: Any = None,
+        num_measurement_points: Optional[int] = None,
+    ) -> None:
+        """
+        :param kernel: prior covariance, any GPflow kernel.
+        :param likelihood: any GPflow likelihood.
+        :param inference_network: represents q(f); or an array [M, D], used as SVGP's inducing
+            inputs are: rows become measurement points, and the network is an :class:`RFE` of the
+            kernel (:class:`InducingFeatures` where the kernel has no finite features).
+        :param mean_function: prior mean, zero by default.
+        :param num_latent_gps: L.
+        :param num_data: N; scales the batch's log-likelihood by N / B. None: no scaling.
+        :param measurement: c(x), a distribution of :mod:`gpflow_gpnet.measurement`, an array of
+            points to draw from, or any callable n -> [n, D]. None: the batch's own inputs and
+            kernel-smoothed copies of them, half each.
+        :param num_measurement_points: M; by default as many as the batch has rows, 200 at most
+            where only the prior correction of a linear network is measured.
+        :raises ValueError: naming the argument that does not fit.
+        :raises TypeError: for a network that TensorFlow cannot track, or of the wrong type.
+        """
+        super().__init__(kernel, likelihood, mean_function, num_latent_gps)
+        if not isinstance(inference_network, tf.Module):
+            points = check_shape(inference_network, "inference_network")
+            inference_network = _network_from_points(kernel, points, num_latent_gps)
+            measurement = Empirical(points) if measurement is None else measurement
+        check_module(inference_network)
+        self.inference_network = inference_network
+        self.num_data = _checked_num_data(num_data)
+        self.measurement: Optional[MeasurementDistribution] = as_measurement(measurement)
+        if num_measurement_points is not None and num_measurement_points < 1:
+            raise ValueError(
+                f"num_measurement_points must be at least 1, got {num_measurement_points}."
+            )
+        self.num_measurement_points = num_measurement_points
+        self._check_latents()
+
+    def _check_latents(self) -> None:
+        expected = {
+            f"kernel {type(self.kernel).__name__}": self.kernel.num_latent_gps
+            if isinstance(self.kernel, MultioutputKernel)
+            else None,
+            f"inference_network {type(self.inference_network).__name__}": getattr(
+                self.inference_network, "num_latent_gps", None
+            ),
+            f"likelihood {type(self.likelihood).__name__}": None
+            if isinstance(self.kernel, LinearCoregionalization)
+            or isinstance(self.likelihood, SwitchedLikelihood)
+            else self.likelihood.latent_dim,
+        }
+        for owner, number in expected.items():
+            if number is not None and number != self.num_latent_gps:
+                raise ValueError(
+                    f"num_latent_gps is {self.num_latent_gps}, but the {owner} has {number}: pass "
+                    f"num_latent_gps={number} to the model (and to its inference network)."
+                )
+
+    # ------------------------------------------------------------------ prior and moments
+
+    @property
+    def mixing(self) -> Optional[tf.Tensor]:
+        """W [P, L] of a linear model of coregionalisation, None where f are the latent GPs."""
+        return self.kernel.W if isinstance(self.kernel, LinearCoregionalization) else None
+
+    @check_shapes("X: [batch..., N, D]", "return: [batch..., L, N, N]")
+    def prior_covariance(self, X: TensorType) -> tf.Tensor:
+        """Prior covariance of each latent GP at X."""
+        shared = latent_covariance(self.kernel, X)
+        shape = tf.concat([tf.shape(shared)[:-3], [self.num_latent_gps], tf.shape(shared)[-2:]], 0)
+        return tf.broadcast_to(shared, shape)
+
+    @check_shapes(
+        "X: [batch..., N, D]",
+        "mean: [batch..., N, L]",
+        "variance: [batch..., N, L]",
+        "return[0]: [batch..., N, P]",
+        "return[1]: [batch..., N, P]",
+    )
+    def outputs(
+        self, X: TensorType, mean: tf.Tensor, variance: tf.Tensor
+    ) -> MeanAndVariance:
+        """Marginals of f = W g + m(X) from those of the latent GPs g."""
+        if self.mixing is not None:
+            mean, variance = mix_latent_gp(self.mixing, mean, variance, False, False)
+        return mean + self.mean_function(X), variance
+
+    @check_shapes(
+        "X: [B, D]", "mean: [B, L]", "variance: [B, L]", "Y: [B, P]", "return: []"
+    )
+    def expected_log_likelihood(
+        self, X: TensorType, mean: tf.Tensor, variance: tf.Tensor, Y: TensorType
+    ) -> tf.Tensor:
+        """Σ over the batch of E_q[log p(y | f)], nats, from the latent GPs' marginals."""
+        Fmu, Fvar = self.outputs(X, mean, variance)
+        return tf.reduce_sum(self.likelihood.variational_expectations(X, Fmu, Fvar, Y))
+
+    def likelihood_scale(self, X: TensorType) -> tf.Tensor:
+        """N / B, or 1 where ``num_data`` is None."""
+        if self.num_data is None:
+            return to_default_float(1.0)
+        return to_default_float(self.num_data) / to_default_float(tf.shape(X)[0])
+
+    @property
+    def num_outputs(self) -> Optional[int]:
+        """P, the columns of Y; None where the likelihood takes others than f has."""
+        if isinstance(self.likelihood, SwitchedLikelihood):
+            return None
+        if self.likelihood.observation_dim is not None:
+            return int(self.likelihood.observation_dim)
+        if self.likelihood.latent_dim is not None:
+            return None
+        return int(self.mixing.shape[0]) if self.mixing is not None else self.num_latent_gps
+
+    def checked(self, data: Any) -> RegressionData:
+        """Data as tensors; values are checked too where they are known (eagerly).
+
+        :raises ValueError: for shapes, values or targets that the model cannot be trained on.
+        """
+        batch = to_tensors(data, self.likelihood)
+        if tf.executing_eagerly():
+            check_batch(self, batch)
+        return batch
+
+    # ------------------------------------------------------------------ measurement points
+
+    @check_shapes("X: [B, D]", "return: [M, D]")
+    def measurement_points(
+        self, X: TensorType, seed: Optional[tf.Tensor] = None, limit: Optional[int] = None
+    ) -> tf.Tensor:
+        """M points from c(x).
+
+        :param X: inputs of the batch.
+        :param seed: stateless seed [2]; by default a function of the batch's bits, so that a loss
+            of the same batch is always the same number, and another batch measures elsewhere.
+        :param limit: at most so many, where ``num_measurement_points`` does not say.
+        """
+        X = tf.convert_to_tensor(X, default_float())
+        if seed is None:
+            seed = tf.stack([tf.reduce_sum(tf.bitcast(X, tf.int32)), tf.shape(X)[0]])
+        number = self.num_measurement_points
+        if number is None:
+            number = X.shape[0] if X.shape[0] is not None else tf.shape(X)[0]
+            if limit is not None:
+                number = min(number, limit) if X.shape[0] is not None else tf.minimum(number, limit)
+        measurement = self.measurement
+        if measurement is None:
+            measurement = Mixture(BatchInputs(), KernelSmoothed(None, self.kernel))
+        return tf.stop_gradient(measurement.sample(number, seed, X))
+
+    # ------------------------------------------------------------------ objective
+
+    @abc.abstractmethod
+    @check_shapes("data[0]: [B, D]", "data[1]: [B, P]", "return: []")
+    def elbo(self, data: RegressionData) -> tf.Tensor:
+        """The objective in nats, summed over ``num_data``."""
+
+    @check_shapes("X: [B, D]", "Y: [B, P]", "points: [J, D]", "return: []")
+    def functional_elbo(self, X: TensorType, Y: TensorType, points: TensorType) -> tf.Tensor:
+        """The bound with the divergence taken at J points, of which the first B are the batch's."""
+        mean, cov = self.inference_network(points, full_cov=True)
+        batch = tf.shape(X)[0]
+        variance = tf.linalg.matrix_transpose(tf.linalg.diag_part(cov))
+        fit = self.expected_log_likelihood(X, mean[:batch], variance[:batch], Y)
+        return self.likelihood_scale(X) * fit - self.functional_kl(points, mean, cov)
+
+    @check_shapes("points: [J, D]", "mean: [J, L]", "cov: [L, J, J]", "return: []")
+    def functional_kl(self, points: TensorType, mean: tf.Tensor, cov: tf.Tensor) -> tf.Tensor:
+        """KL[q(f_J) ‖ p(f_J)] in nats, summed over latent GPs; both with a nugget."""
+        prior = self.prior_covariance(points)
+        jitter = gaussians.nugget(prior)
+        mean = tf.transpose(mean)
+        return tf.reduce_sum(
+            gaussians.kl_divergence(
+                mean,
+                gaussians.add_diagonal(cov, jitter),
+                tf.zeros_like(mean),
+                gaussians.add_diagonal(prior, jitter),
+            )
+        )
+
+    # Data are an argument here and absent in the base class; GPflow's models do the same.
+    @check_shapes("data[0]: [B, D]", "data[1]: [B, P]", "return: []")
+    def maximum_log_likelihood_objective(self, data: RegressionData) -> tf.Tensor:  # type: ignore[override]
+        """:meth:`elbo`."""
+        return self.elbo(data)
+
+    def training_loss(self, data: RegressionData) -> tf.Tensor:
+        """-elbo(data) - log prior density of the parameters, nats.
+
+        :param data: X [B, D] and Y [B, P].
+        :raises ValueError: for shapes, values or targets that the model cannot be trained on.
+        """
+        return self._training_loss(self.checked(data))
+
+    def training_loss_closure(
+        self, data: Any, *, compile: bool = True
+    ) -> Callable[[], tf.Tensor]:
+        """A closure of the training loss for GPflow's and Keras's optimisers.
+
+        :param data: one batch (X, Y), or an iterator that gives a new one each call.
+        :raises ValueError: for data that the model cannot be trained on, or minibatches without
+            ``num_data``.
+        """
+        if hasattr(data, "__next__"):
+            if self.num_data is None:
+                raise ValueError(
+                    "num_data is None: minibatches need the number of data N, pass num_data=N."
+                )
+            return super().training_loss_closure(data, compile=compile)
+        if isinstance(data, tf.data.Dataset):
+            return self.training_loss_closure(iter(data), compile=compile)
+        batch = to_tensors(data, self.likelihood)
+        check_batch(self, batch)
+        check_far_from_origin(self.kernel, np.asarray(batch[0]))
+        return super().training_loss_closure(batch, compile=compile)
+
+    # ------------------------------------------------------------------ predictions
+
+    @inherit_check_shapes
+    def predict_f(
+        self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
+    ) -> MeanAndVariance:
+        Xnew = tf.convert_to_tensor(Xnew, default_float())
+        mean, cov = self.inference_network(Xnew, full_cov=full_cov)
+        if self.mixing is not None:
+            cov = _latents_first(cov) if full_cov else cov
+            mean, cov = mix_latent_gp(self.mixing, mean, cov, full_cov, full_output_cov)
+        else:
+            cov = _latents_first(cov) if full_cov and full_output_cov else cov
+            cov = expand_independent_outputs(cov, full_cov, full_output_cov)
+        return mean + self.mean_function(Xnew), cov
+
+    def predict_log_density(
+        self, data: RegressionData, full_cov: bool = False, full_output_cov: bool = False
+    ) -> tf.Tensor:
+        """log p(y | data) at each row [N], nats."""
+        return super().predict_log_density(to_tensors(data, self.likelihood), full_cov, full_output_cov)
+
+    def sample_functions(
+        self, num_samples: int, seed: Optional[int] = None
+    ) -> Callable[[TensorType], tf.Tensor]:
+        """Whole functions from q, drawn once: a callable X [N, D] to f [S, N, P].
+
+        :raises NotImplementedError: for networks that are not linear in their weights.
+        """
+        network = self.inference_network
+        if not isinstance(network, LinearNetwork):
+            raise NotImplementedError(
+                f"{type(network).__name__} is not linear in its weights: no function samples."
+            )
+        number = np.random.default_rng(seed).integers(0, 2**31 - 1, size=2)
+        latent = network.sample_functions(num_samples, tf.constant(number, tf.int32))
+
+        def functions(X: TensorType) -> tf.Tensor:
+            X = tf.convert_to_tensor(X, default_float())
+            values = latent(X)
+            if self.mixing is not None:
+                values = tf.tensordot(values, self.mixing, [[-1], [-1]])
+            return values + self.mean_function(X)
+
+        return functions
+
+
+def _latents_first(cov: tf.Tensor) -> tf.Tensor:
+    """[batch..., L, N, N] to [L, batch..., N, N], what GPflow's helpers take."""
+    rank = len(cov.shape)
+    return tf.transpose(cov, [rank - 3, *range(rank - 3), rank - 2, rank - 1])
+
+
+def _network_from_points(kernel: Kernel, points: np.ndarray, num_latents: int) -> LinearNetwork:
+    frequencies = int(np.clip(len(points), 100, 500))
+    try:
+        return RFE(kernel, points.shape[1], frequencies, num_latent_gps=num_latents)
+    except NoSpectralMeasureError:
+        return InducingFeatures(kernel, points, num_latent_gps=num_latents)
+
+
+def _checked_num_data(num_data: Optional[TensorType]) -> Optional[TensorType]:
+    if num_data is not None and np.any(np.asarray(num_data) <= 0):
+        raise ValueError(f"num_data must be positive, got {num_data}.")
+    return num_data
