@@ -171,7 +171,7 @@ def _find(name: str, folder: str | os.PathLike[str] | None) -> Path:
     root = Path(where) if where else Path("<folder>")
     candidates = [root / f"{name}.npz", root / "uci" / f"{name}.npz"]
     for candidate in candidates:
-        if where and candidate.is_file():
+        if candidate.is_file():
             return candidate
     reason = "" if where else f" No folder was given and {FOLDER_VARIABLE} is not set."
     raise FileNotFoundError(

@@ -257,7 +257,7 @@ def _loss_step(model: BayesianModel, optimizer: Any) -> Callable[[RegressionData
     if hasattr(optimizer, "build"):
         _build(optimizer, variables)
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(autograph=False, reduce_retracing=True)
     def step(batch: RegressionData) -> tf.Tensor:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)

@@ -187,7 +187,7 @@ class FunctionalMirrorDescent(tf.Module):
             self._hyper_adam._create_all_weights(hyper_variables)
             # reduce_retracing: a second batch size gives a second, shape-free trace, and no third.
             self._compiled.step[key] = tf.function(
-                self._step, reduce_retracing=True, jit_compile=self.jit_compile
+                self._step, autograph=False, reduce_retracing=True, jit_compile=self.jit_compile
             )
         return self._compiled.step[key]
 
@@ -204,8 +204,12 @@ class FunctionalMirrorDescent(tf.Module):
         if not self.takes_natural_steps:
             raise ValueError("polish needs natural steps.")
         if self._compiled.target is None:
-            self._compiled.target = tf.function(self._target, reduce_retracing=True)
-            self._compiled.correction = tf.function(self._correction, reduce_retracing=True)
+            self._compiled.target = tf.function(
+                self._target, autograph=False, reduce_retracing=True
+            )
+            self._compiled.correction = tf.function(
+                self._correction, autograph=False, reduce_retracing=True
+            )
         corrected = self.prior_correction and not self._model.inference_network.matches_prior
         precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, 0.0
         batches = list(batches)
@@ -282,6 +286,7 @@ class FunctionalMirrorDescent(tf.Module):
             features = network.latent_features(tf.concat([X, points], axis=0))
             rows, measured = features[..., :batch, :], features[..., batch:, :]
             mean, variance = network.marginals(rows, X)
+            tape.watch([mean, variance])
             fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
             loss = network.prior_kl() - fit - model.log_prior_density()
             if corrected:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from gpflow_gpnet import datasets
 from gpflow_gpnet.datasets import Dataset
@@ -17,7 +18,7 @@ def no_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPNET_DATA", raising=False)
 
 
-def save(path: Path, **arrays: object) -> None:
+def save(path: Path, **arrays: ArrayLike) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
 

@@ -62,17 +62,22 @@ def test_features_reproduce_the_kernel(kernel_class, seed: int) -> None:
     """Case H9."""
     X = inputs()
     kernel = kernel_class(variance=2.5, lengthscales=[0.3, 4.0])
-    shared = build(kernel, 2, 20_000, seed, share_hyperparameters=True)
-    own = build(kernel, 2, 20_000, seed)
-    assert np.abs(gram(shared, X) - kernel(X)).max() <= 0.06
-    np.testing.assert_allclose(gram(own, X), gram(shared, X), atol=1e-10)
-    before = gram(own, X)
-
+    features = build(kernel, 2, 20_000, seed, share_hyperparameters=True)
+    assert np.abs(gram(features, X) - kernel(X)).max() <= 0.06
     kernel.lengthscales.assign([1.0, 1.0])
-    assert np.abs(gram(shared, X) - kernel(X)).max() <= 0.06
+    assert np.abs(gram(features, X) - kernel(X)).max() <= 0.06
+
+
+def test_own_hyperparameters_start_at_the_kernel_s_and_stay() -> None:
+    X = inputs()
+    kernel = kernels.Matern32(variance=2.5, lengthscales=[0.3, 4.0])
+    shared, own = build(kernel, 2, share_hyperparameters=True), build(kernel, 2)
+    before = gram(own, X)
+    np.testing.assert_allclose(before, gram(shared, X), atol=1e-10)
+    kernel.lengthscales.assign([1.0, 1.0])
     assert np.array_equal(gram(own, X), before)
     own.lengthscales.assign([1.0, 1.0])
-    assert np.abs(gram(own, X) - kernel(X)).max() <= 0.06
+    np.testing.assert_allclose(gram(own, X), gram(shared, X), atol=1e-10)
 
 
 @pytest.mark.parametrize("kernel_class", [*STATIONARY, kernels.Exponential])
@@ -190,7 +195,7 @@ def test_own_parameters_are_apart_from_the_kernel() -> None:
     mine = {id(parameter) for parameter in features.parameters}
     assert not mine & {id(parameter) for parameter in kernel.parameters}
     assert all(parameter.prior is None for parameter in features.parameters)
-    assert len(features.trainable_parameters) == len(features.parameters) - 1  # power
+    assert features.trainable_parameters == features.parameters
 
 
 def test_shared_parameters_are_the_kernel_s() -> None:
@@ -298,10 +303,11 @@ def test_inputs_outside_active_dims_stay_outside_in_training() -> None:
 
 def test_frequencies_may_be_fixed() -> None:
     kernel = kernels.RBF() + kernels.Linear()
-    features = build(kernel, 2, trainable_frequencies=False)
-    assert not features.maps[0].frequencies.trainable
-    assert features.maps[0].lengthscales.trainable
-    assert build(kernel, 2).maps[0].frequencies.trainable
+    for trainable in (False, True):
+        fourier = build(kernel, 2, trainable_frequencies=trainable).maps[0]
+        assert fourier.frequencies.trainable == trainable
+        assert fourier.power.trainable == trainable
+        assert fourier.lengthscales.trainable
 
 
 def test_draws_depend_on_the_generator_only() -> None:

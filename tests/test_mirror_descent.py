@@ -1,0 +1,381 @@
+"""Identities of the natural and gradient steps (4, 5, 7, 9, 10) and the optimiser's manners."""
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+from gpflow.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+
+import gpflow_gpnet as gpn
+
+RBF = gpflow.kernels.SquaredExponential
+
+
+def make_data(rng, likelihood=None, num=30):
+    X = rng.uniform(-2, 2, size=(num, 1))
+    f = np.sin(3 * X)
+    if isinstance(likelihood, Poisson):
+        return X, rng.poisson(np.exp(f)).astype(float)
+    if isinstance(likelihood, Bernoulli):
+        return X, (rng.uniform(size=f.shape) < 0.5 + 0.4 * f).astype(float)
+    return X, f + 0.2 * rng.normal(size=f.shape)
+
+
+def make_model(likelihood, num_data, frozen=True, num_features=15, **kwargs):
+    """A GPNet on fixed measurement points; everything but the weights frozen."""
+    kernel = RBF(1.3, 0.7)
+    network = gpn.RFE(kernel, 1, num_features)
+    model = gpn.GPNet(
+        kernel, likelihood, network, num_data=num_data, measurement=fixed_points,
+        num_measurement_points=7, **kwargs
+    )
+    if frozen:
+        freeze_all_but_weights(model)
+    return model
+
+
+def fixed_points(num):
+    return tf.linspace(tf.constant(-2.0, tf.float64), 2.0, num)[:, None]
+
+
+def freeze_all_but_weights(model):
+    gpflow.set_trainable(model, False)
+    gpflow.set_trainable(model.inference_network.q_mu, True)
+    gpflow.set_trainable(model.inference_network.q_sqrt, True)
+
+
+def weights(model):
+    network = model.inference_network
+    return network.q_mu.numpy(), network.q_sqrt.numpy()
+
+
+def natural_parameters(model):
+    q_mu, q_sqrt = weights(model)
+    precision = np.linalg.inv(q_sqrt @ np.swapaxes(q_sqrt, 1, 2))
+    return precision, precision @ q_mu.T[..., None]
+
+
+def constant_step(beta, **kwargs):
+    return gpn.FunctionalMirrorDescent(gpn.Constant(beta), **kwargs)
+
+
+# ------------------------------------------------------------------ identities
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0])
+def test_identity_4_non_conjugate_gradient_is_beta_times_the_bounds(rng, beta):
+    """L_t written down, with two copies of q, against the functional ELBO on J."""
+    data = make_data(rng, Poisson(), num=8)
+    model = make_model(Poisson(), num_data=40, frozen=False)
+    model.inference_network.q_mu.assign(rng.normal(size=model.inference_network.q_mu.shape))
+    X = tf.constant(data[0])
+    points = tf.concat([X, model.measurement_points(X)], axis=0)
+    variables = model.trainable_variables
+    jitter = 1e-6 * 1.3 * np.eye(len(points))
+
+    def log_density(mean, cov, expected_mean, expected_cov):
+        """E over N(expected_mean, expected_cov) of log N(f; mean, cov), without constants."""
+        inverse = tf.linalg.inv(cov)
+        gap = expected_mean - mean
+        quadratic = tf.linalg.trace(inverse @ expected_cov) + tf.reduce_sum(gap * (inverse @ gap))
+        return -0.5 * (tf.linalg.logdet(cov) + quadratic)
+
+    with tf.GradientTape(persistent=True) as tape:
+        mean, cov = model.inference_network(points, full_cov=True)
+        cov = cov[0] + jitter
+        prior = model.kernel(points) + jitter
+        old_mean, old_cov = tf.stop_gradient(mean), tf.stop_gradient(cov)
+        variance = tf.linalg.diag_part(cov - jitter)[:8, None]
+        fit = model.expected_log_likelihood(X, mean[:8], variance, tf.constant(data[1]))
+        objective = (
+            beta * 5.0 * fit
+            + beta * log_density(tf.zeros_like(mean), prior, mean, cov)
+            + (1 - beta) * log_density(old_mean, old_cov, mean, cov)
+            - log_density(mean, cov, mean, cov)
+        )
+        bound = model.functional_elbo(X, tf.constant(data[1]), points)
+    for got, expected in zip(tape.gradient(objective, variables), tape.gradient(bound, variables)):
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(got, beta * expected, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(np.float64, 1e-8), (np.float32, 5e-3)])
+def test_identity_5_same_frozen_features_give_bayesian_linear_regression(rng, dtype, tolerance):
+    """= GP regression with the kernel ΦΦᵀ."""
+    with gpflow.config.as_context(gpflow.config.Config(float=dtype)):
+        X, Y = make_data(rng)
+        Xnew = np.linspace(-3, 3, 11)[:, None]
+        model = make_model(Gaussian(0.04), 30)
+        constant_step(1.0, prior_correction=False).minimize(model, (X, Y))
+        features = model.inference_network.features(X.astype(dtype)).numpy().astype(float)
+        at_new = model.inference_network.features(Xnew.astype(dtype)).numpy().astype(float)
+        precision = np.eye(30) + features.T @ features / 0.04
+        q_mu, q_sqrt = weights(model)
+        np.testing.assert_allclose(
+            q_sqrt[0] @ q_sqrt[0].T, np.linalg.inv(precision), atol=tolerance
+        )
+        gain = at_new @ features.T @ np.linalg.inv(features @ features.T + 0.04 * np.eye(30))
+        mean, cov = model.predict_f(Xnew, full_cov=True)
+        np.testing.assert_allclose(mean, gain @ Y, atol=10 * tolerance)
+        np.testing.assert_allclose(
+            cov[0], at_new @ at_new.T - gain @ features @ at_new.T, atol=10 * tolerance
+        )
+
+
+def test_identity_7_natural_parameters_contract_by_one_minus_beta(rng):
+    data = make_data(rng)
+    fixed_point = make_model(Gaussian(0.04), 30)
+    constant_step(1.0).minimize(fixed_point, data)
+    model, optimizer = make_model(Gaussian(0.04), 30), constant_step(0.25)
+    goal = natural_parameters(fixed_point)
+    start = natural_parameters(model)
+    for step in range(1, 4):
+        optimizer.minimize(model, data)
+        for now, first, last in zip(natural_parameters(model), start, goal):
+            np.testing.assert_allclose(
+                now - last, 0.75**step * (first - last), atol=1e-8 * np.abs(last).max()
+            )
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.04), Poisson()])
+def test_identity_9_minibatches_average_to_the_full_increment(rng, likelihood):
+    """The ragged last batch included."""
+    X, Y = map(tf.constant, make_data(rng, likelihood))
+    models = [make_model(likelihood, 30) for _ in range(2)]
+    batches = [[(X, Y)], [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 30, 8)]]
+    for model, split in zip(models, batches):
+        optimizer = constant_step(1.0)
+        optimizer.build(model)
+        optimizer.polish(split)
+    for whole, parts in zip(*map(natural_parameters, models)):
+        np.testing.assert_allclose(parts, whole, atol=1e-8 * np.abs(whole).max())
+
+
+def test_identity_10_units_of_the_targets(rng):
+    """y, prior and noise scaled by s: means scale by s, log densities shift by -ln s."""
+    s = 250.0
+    X, Y = make_data(rng)
+    models = []
+    for scale in (1.0, s):
+        kernel = RBF(1.3 * scale**2, 0.7)
+        network = gpn.RFE(kernel, 1, 15)
+        model = gpn.GPNet(kernel, Gaussian(0.04 * scale**2), network, num_data=30)
+        freeze_all_but_weights(model)
+        gpn.fit(
+            model,
+            (X, scale * Y),
+            optimizer=constant_step(0.5),
+            num_steps=9,
+            batch_size=12,
+            seed=0,
+            progress=False,
+        )
+        models.append(model)
+    Xnew, Ynew = make_data(rng, num=12)
+    (mean, variance), (scaled_mean, scaled_variance) = (m.predict_y(Xnew) for m in models)
+    np.testing.assert_allclose(scaled_mean, s * mean, rtol=1e-7)
+    np.testing.assert_allclose(scaled_variance, s**2 * variance, rtol=1e-7)
+    density, scaled = (
+        m.predict_log_density((Xnew, k * Ynew)).numpy() for m, k in zip(models, (1.0, s))
+    )
+    np.testing.assert_allclose(scaled, density - np.log(s), atol=1e-7)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.04), Poisson(), Bernoulli()])
+def test_natural_step_is_gpflows_natural_gradient_of_the_training_loss(rng, likelihood):
+    """The prior correction included: both move along the same objective."""
+    data = make_data(rng, likelihood)
+    ours, gpflows = make_model(likelihood, 30), make_model(likelihood, 30)
+    optimizer = constant_step(0.4)
+    network = gpflows.inference_network
+    for _ in range(3):
+        optimizer.minimize(ours, data)
+        gpflow.optimizers.NaturalGradient(gamma=0.4).minimize(
+            gpflows.training_loss_closure(data), [(network.q_mu, network.q_sqrt)]
+        )
+    for got, expected in zip(natural_parameters(ours), natural_parameters(gpflows)):
+        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_full_natural_step_is_where_the_objective_is_stationary(rng):
+    data = make_data(rng)
+    model = make_model(Gaussian(0.04), 30)
+    constant_step(1.0).minimize(model, data)
+    network = model.inference_network
+    with tf.GradientTape() as tape:
+        loss = model.training_loss(data)
+    for gradient in tape.gradient(
+        loss, [network.q_mu.unconstrained_variable, network.q_sqrt.unconstrained_variable]
+    ):
+        np.testing.assert_allclose(gradient, 0.0, atol=1e-8)
+
+
+def test_conjugate_gradient_steps_reach_the_exact_posterior(rng):
+    """Published steps, full batch: within a twentieth of an exact standard deviation."""
+    data = make_data(rng)
+    kernel, likelihood = RBF(1.3, 0.7), Gaussian(0.04)
+    gpflow.set_trainable(kernel, False)
+    gpflow.set_trainable(likelihood, False)
+    network = gpn.RFE(kernel, 1, 40)
+    model = gpn.GPNet(
+        kernel, likelihood, network, num_data=30, measurement=gpn.measurement.Uniform(-2, 2)
+    )
+    gpn.fit(
+        model,
+        data,
+        optimizer=gpn.FunctionalMirrorDescent(
+            gpn.InverseSqrt(1.0, 0.1), gpn.LinearDecay(0.03, 1500), natural=False
+        ),
+        num_steps=1500,
+        batch_size=30,
+        seed=0,
+        progress=False,
+    )
+    Xnew = np.linspace(-2, 2, 40)[:, None]
+    exact = gpflow.models.GPR(data, kernel, likelihood=likelihood)
+    (mean, variance), (exact_mean, exact_variance) = (
+        m.predict_f(Xnew) for m in (model, exact)
+    )
+    gap = (mean - exact_mean) / np.sqrt(exact_variance)
+    assert np.sqrt(np.mean(gap**2)) < 0.15
+    ratio = np.sqrt(variance / exact_variance)
+    assert 0.85 < np.min(ratio) and np.max(ratio) < 1.1
+
+
+# ------------------------------------------------------------------ manners
+
+
+def test_steps_follow_the_weights_when_others_change_them(rng):
+    """Λ and θ are read off q_mu and q_sqrt again after somebody else assigned these."""
+    data = make_data(rng)
+    model, optimizer = make_model(Gaussian(0.04), 30), constant_step(0.5)
+    optimizer.minimize(model, data)
+    start = make_model(Gaussian(0.04), 30)
+    for parameter in ("q_mu", "q_sqrt"):
+        value = getattr(start.inference_network, parameter).numpy()
+        getattr(model.inference_network, parameter).assign(value)
+    optimizer.minimize(model, data)
+    constant_step(0.5).minimize(start, data)
+    for got, expected in zip(weights(model), weights(start)):
+        np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("natural", [True, False])
+@pytest.mark.parametrize("likelihood", [Gaussian, StudentT])
+def test_step_compiles_under_xla(rng, natural, likelihood):
+    data = make_data(rng)
+    losses = []
+    for jit_compile in (False, True):
+        model = make_model(likelihood(), 30, frozen=False)
+        optimizer = gpn.FunctionalMirrorDescent(natural=natural, jit_compile=jit_compile)
+        losses.append([float(optimizer.minimize(model, data)) for _ in range(2)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["objective", "training", "held-out"])
+def test_at_most_two_traces_with_ragged_batches(rng, noise):
+    X, Y = map(tf.constant, make_data(rng))
+    model = make_model(Gaussian(0.04), 30, frozen=False)
+    optimizer = gpn.FunctionalMirrorDescent(noise=noise)
+    held_out = (X[:5], Y[:5]) if noise == "held-out" else None
+    for size in (10, 10, 7, 3, 9, 1):
+        optimizer.minimize(model, (X[:size], Y[:size]), held_out)
+    assert optimizer.compiled_step().experimental_get_tracing_count() <= 2
+
+
+def test_freezing_and_unfreezing_between_steps(rng):
+    data = make_data(rng)
+    model = make_model(Gaussian(0.04), 30, frozen=False)
+    optimizer = gpn.FunctionalMirrorDescent()
+    gpflow.set_trainable(model.kernel, False)
+    optimizer.minimize(model, data)
+    assert model.kernel.lengthscales.numpy() == pytest.approx(0.7)
+    gpflow.set_trainable(model.kernel, True)
+    optimizer.minimize(model, data)
+    assert model.kernel.lengthscales.numpy() != pytest.approx(0.7, abs=1e-5)
+
+
+def test_checkpoint_holds_the_whole_state(rng, tmp_path):
+    data = make_data(rng)
+
+    def make():
+        model = make_model(Gaussian(0.04), 30, frozen=False)
+        optimizer = gpn.FunctionalMirrorDescent()
+        optimizer.build(model)
+        return model, optimizer, tf.train.Checkpoint(model=model, optimizer=optimizer)
+
+    model, optimizer, checkpoint = make()
+    for _ in range(3):
+        optimizer.minimize(model, data)
+    path = checkpoint.save(str(tmp_path / "state"))
+    loss = optimizer.minimize(model, data)
+    again, resumed, checkpoint = make()
+    resumed.compiled_step()
+    checkpoint.restore(path).assert_consumed()
+    np.testing.assert_array_equal(resumed.minimize(again, data), loss)
+    for got, expected in zip(again.variables, model.variables):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_prior_counts_once(rng):
+    """A prior on a shared Parameter enters the loss once."""
+    import tensorflow_probability as tfp
+
+    data = make_data(rng)
+    model = make_model(Gaussian(0.04), 30, frozen=False)
+    before = model.training_loss(data)
+    model.kernel.lengthscales.prior = tfp.distributions.Gamma(np.float64(2.0), np.float64(3.0))
+    expected = before - model.kernel.lengthscales.log_prior_density()
+    np.testing.assert_allclose(model.training_loss(data), expected, rtol=1e-12)
+    optimizer = gpn.FunctionalMirrorDescent()
+    np.testing.assert_allclose(
+        optimizer.minimize(model, data) - expected, 0.0, atol=1e-9 * abs(expected)
+    )
+
+
+def test_tracked_noise_is_the_bounds_maximiser(rng):
+    data = make_data(rng)
+    model = make_model(Gaussian(0.5), 30)
+    gpflow.set_trainable(model.likelihood, True)
+    optimizer = constant_step(1.0, noise="training", noise_decay=0.0)
+    for _ in range(30):
+        optimizer.minimize(model, data)
+    with tf.GradientTape() as tape:
+        loss = model.training_loss(data)
+    gradient = tape.gradient(loss, model.likelihood.variance.unconstrained_variable)
+    np.testing.assert_allclose(gradient, 0.0, atol=1e-3)
+    assert 0.02 < model.likelihood.variance.numpy() < 0.08
+
+
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        ({"natural": "yes"}, "natural"),
+        ({"conjugate": "yes"}, "conjugate"),
+        ({"noise": "guess"}, "noise"),
+        ({"noise_decay": 1.0}, "noise_decay"),
+    ],
+)
+def test_arguments_out_of_range(arguments, part):
+    with pytest.raises(ValueError, match=part):
+        gpn.FunctionalMirrorDescent(**arguments)
+
+
+def test_settings_that_do_not_fit_the_model(rng):
+    data = make_data(rng)
+    with pytest.raises(ValueError, match="num_data"):
+        gpn.FunctionalMirrorDescent().minimize(make_model(Gaussian(), None), data)
+    with pytest.raises(ValueError, match="Gaussian"):
+        gpn.FunctionalMirrorDescent(noise="training").minimize(make_model(Poisson(), 30), data)
+    with pytest.raises(ValueError, match="conjugate"):
+        gpn.FunctionalMirrorDescent(conjugate=True).minimize(make_model(Poisson(), 30), data)
+    optimizer = gpn.FunctionalMirrorDescent()
+    optimizer.minimize(make_model(Gaussian(), 30), data)
+    with pytest.raises(ValueError, match="another model"):
+        optimizer.minimize(make_model(Gaussian(), 30), data)
+    kernel = RBF()
+    diagonal = gpn.GPNet(kernel, Gaussian(), gpn.RFE(kernel, 1, 5, "diag"), num_data=30)
+    with pytest.raises(ValueError, match="full covariance"):
+        gpn.FunctionalMirrorDescent(natural=True).minimize(diagonal, data)
+    with pytest.raises(ValueError, match="held_out"):
+        gpn.FunctionalMirrorDescent(noise="held-out").minimize(make_model(Gaussian(), 30), data)
