@@ -65,7 +65,9 @@ def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
 
     def row(step: int, seconds: float, rmse: float, density: float, method: str) -> None:
         rows.append(
-            dict(run=name, method=method, step=step, seconds=seconds, rmse=rmse, log_density=density)
+            dict(
+                run=name, method=method, step=step, seconds=seconds, rmse=rmse, log_density=density
+            )
         )
         print(
             f"{name:14} {method:10} step {step:5d}  {seconds:6.1f} s  RMSE {rmse:.4f}  "
@@ -113,7 +115,10 @@ def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
     row(steps[-1], spent, *scores(model, split), "GPNet")
     clock = time.perf_counter()
     optimizer.polish(
-        tuple(part[start : start + 500] for part in (tf.constant(split.X_train), tf.constant(split.Y_train)))
+        tuple(
+            part[start : start + 500]
+            for part in (tf.constant(split.X_train), tf.constant(split.Y_train))
+        )
         for start in range(0, num, 500)
     )
     row(steps[-1], spent + time.perf_counter() - clock, *scores(model, split), "polished")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -39,7 +40,7 @@ class ArrayBatches(Batches):
         self.num_rows = int(self.data[0].shape[0])
         self.batch_size = batch_size
         self._seed = seed
-        self._epoch: tuple[int, Optional[np.ndarray]] = (-1, None)
+        self._epoch: tuple[int, np.ndarray] = (-1, np.arange(0))
 
     @property
     def batches_per_epoch(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -23,10 +22,10 @@ class Callback(abc.ABC):
         self.history = history
 
     @abc.abstractmethod
-    def __call__(self, step: int) -> Optional[bool]:
+    def __call__(self, step: int) -> bool | None:
         """After each step; True stops training."""
 
-    def on_end(self) -> None:
+    def on_end(self) -> None:  # noqa: B027
         """After the last step, before the final polishing."""
 
 
@@ -34,7 +33,7 @@ class EarlyStopping(Callback):
     """Stop when the validation score has not improved for a while; go back to the best step."""
 
     def __init__(
-        self, patience: Optional[int] = 10, *, min_delta: float = 0.0, restore_best: bool = True
+        self, patience: int | None = 10, *, min_delta: float = 0.0, restore_best: bool = True
     ) -> None:
         """
         :param patience: validations without improvement before stopping; None never stops early.
@@ -50,12 +49,12 @@ class EarlyStopping(Callback):
 
     def on_start(self, model: Module, history: History) -> None:
         super().on_start(model, history)
-        self.best_step: Optional[int] = None
+        self.best_step: int | None = None
         self._best = np.inf
         self._waited = 0
         self._snapshot: list[tf.Tensor] = []
 
-    def __call__(self, step: int) -> Optional[bool]:
+    def __call__(self, step: int) -> bool | None:
         score = self.history.last("validation_nlpd", step)
         if score is None:
             return None
@@ -75,5 +74,5 @@ class EarlyStopping(Callback):
         if self.best_step is None:
             raise ValueError("EarlyStopping saw no validation score: give fit validation_data.")
         if self._snapshot:
-            for variable, value in zip(self.model.variables, self._snapshot):
+            for variable, value in zip(self.model.variables, self._snapshot, strict=True):
                 variable.assign(value)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from gpflow import likelihoods
 from gpflow.base import RegressionData
 from gpflow.config import default_float
-from gpflow.kernels import Kernel
+from gpflow.kernels import Kernel, LinearCoregionalization
+from gpflow.likelihoods import SwitchedLikelihood
 from gpflow.mean_functions import Zero
+from gpflow.models import GPModel
 from gpflow.utilities import Dispatcher
 
 from .spectral import smoothing_lengthscales
 
-if TYPE_CHECKING:
-    from .model import InferenceNetworkModel
-
-__all__ = ["check_batch", "check_far_from_origin", "check_module", "check_shape", "check_targets", "to_tensors"]
+__all__ = [
+    "check_batch",
+    "check_far_from_origin",
+    "check_module",
+    "check_shape",
+    "check_targets",
+    "to_tensors",
+]
 
 _FAR = 1e3
 """Inputs further from 0 than this many times their spread need centring."""
@@ -57,13 +63,13 @@ def _to_numpy(values: Any, name: str) -> np.ndarray:
         except (TypeError, ValueError) as error:
             column = columns[index] if index < len(columns) else str(index)
             raise TypeError(
-                f"{name} must be numeric, but column {column!r} has dtype {array.dtype} with values "
-                f"such as {table[0, index]!r}: encode it as numbers first."
+                f"{name} must be numeric, but column {column!r} has dtype {array.dtype} with "
+                f"values such as {table[0, index]!r}: encode it as numbers first."
             ) from error
     return array.astype(default_float())
 
 
-def to_tensors(data: Any, likelihood: Optional[likelihoods.Likelihood] = None) -> RegressionData:
+def to_tensors(data: Any, likelihood: likelihoods.Likelihood | None = None) -> RegressionData:
     """(X, Y) as tensors of ``default_float()``; integer labels where the likelihood wants them.
 
     :param data: a pair of arrays, DataFrames, lists or tensors.
@@ -75,7 +81,7 @@ def to_tensors(data: Any, likelihood: Optional[likelihoods.Likelihood] = None) -
         tf.cast(value, default_float())
         if tf.is_tensor(value)
         else tf.convert_to_tensor(_to_numpy(value, name))
-        for value, name in zip(data, ("X", "Y"))
+        for value, name in zip(data, ("X", "Y"), strict=True)
     )
     _check_pair(X.shape, Y.shape)
     if isinstance(likelihood, likelihoods.Softmax):
@@ -95,7 +101,7 @@ def _check_pair(X: tf.TensorShape, Y: tf.TensorShape) -> None:
         raise ValueError(f"{shapes}: both need the same number of rows.")
 
 
-def check_batch(model: InferenceNetworkModel, data: RegressionData) -> None:
+def check_batch(model: GPModel, data: RegressionData) -> None:
     """Refuse values and shapes that the model cannot be trained on. Eager tensors only.
 
     :raises ValueError: naming the argument, what came and what was expected.
@@ -110,7 +116,7 @@ def check_batch(model: InferenceNetworkModel, data: RegressionData) -> None:
             raise ValueError(
                 f"{name} has NaN or infinite values in {bad.size} rows, the first is row {bad[0]}."
             )
-    outputs = model.num_outputs
+    outputs = _num_outputs(model)
     if outputs is not None and Y.shape[1] != outputs:
         raise ValueError(
             f"Y has {Y.shape[1]} columns, but the model has {outputs} outputs "
@@ -121,7 +127,20 @@ def check_batch(model: InferenceNetworkModel, data: RegressionData) -> None:
     check_targets(model.likelihood, Y)
 
 
-def _check_mean_function(model: InferenceNetworkModel, X: np.ndarray) -> None:
+def _num_outputs(model: GPModel) -> int | None:
+    """P, the columns of Y; None where the likelihood takes others than f has."""
+    if isinstance(model.likelihood, SwitchedLikelihood):
+        return None
+    if model.likelihood.observation_dim is not None:
+        return int(model.likelihood.observation_dim)
+    if model.likelihood.latent_dim is not None:
+        return None
+    if isinstance(model.kernel, LinearCoregionalization):
+        return int(model.kernel.W.shape[0])
+    return int(model.num_latent_gps)
+
+
+def _check_mean_function(model: GPModel, X: np.ndarray) -> None:
     if isinstance(model.mean_function, Zero):
         return
     columns = model.mean_function(tf.convert_to_tensor(X[:1])).shape[-1]
@@ -178,7 +197,7 @@ def check_far_from_origin(kernel: Kernel, X: np.ndarray) -> None:
 
 # ---------------------------------------------------------------------- targets by likelihood
 
-_targets: Callable[..., None] = Dispatcher("check_targets")
+_targets: Any = Dispatcher("check_targets")
 
 
 def check_targets(likelihood: likelihoods.Likelihood, Y: np.ndarray) -> None:

@@ -15,7 +15,7 @@ __all__ = ["FBNN"]
 
 
 class FBNN(InferenceNetworkModel):
-    r"""Maximises :math:`s \sum_B E_q[\log p(y|f)] - KL[q(f_J) ‖ p(f_J)]` on batch and measured points.
+    r"""Maximises :math:`s \sum_B E_q[\log p(y|f)] - KL[q(f_J) ‖ p(f_J)]`, J batch and measured.
 
     With s = 1, as published, the fixed point is the posterior for a noise variance N / B times too
     large; with s = N / B it is the functional evidence lower bound at J.

@@ -1,21 +1,21 @@
-"""The training loop, for GPNet and for any other GPflow model that takes its data as an argument."""
+"""The training loop, for GPNet and any other GPflow model that takes its data as an argument."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from typing import Any, Callable, Iterable, Optional
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
-from gpflow.config import default_float
 from gpflow.keras import tf_keras
 from gpflow.likelihoods import Gaussian, StudentT
 from gpflow.models import BayesianModel, ExternalDataTrainingLossMixin
 from tqdm.auto import tqdm
 
-from .batches import ArrayBatches, Batches, StreamBatches
+from .batches import ArrayBatches, StreamBatches
 from .callbacks import Callback
 from .checks import check_batch, to_tensors
 from .gpnet import GPNet
@@ -41,13 +41,13 @@ def fit(
     batch_size: int = 500,
     validation_data: Any = None,
     callbacks: Iterable[Callable[[int], Any]] = (),
-    checkpoint_dir: Optional[str] = None,
-    seed: Optional[int] = None,
+    checkpoint_dir: str | None = None,
+    seed: int | None = None,
     progress: bool = True,
     held_out: float = 0.1,
     polish: bool = True,
-    polish_every: Optional[int] = None,
-    validate_every: Optional[int] = None,
+    polish_every: int | None = None,
+    validate_every: int | None = None,
     checkpoint_every: int = 100,
     log_every: int = 10,
 ) -> History:
@@ -84,7 +84,9 @@ def fit(
     :raises FloatingPointError: when the loss is not finite, naming the step.
     """
     if not isinstance(model, ExternalDataTrainingLossMixin):
-        raise TypeError(f"fit needs a model that takes data as an argument, got {type(model).__name__}.")
+        raise TypeError(
+            f"fit needs a model that takes data as an argument, got {type(model).__name__}."
+        )
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}.")
     if seed is None:
@@ -101,7 +103,7 @@ def fit(
 
     source, rows, everything, held = _sources(model, data, batch_size, seed, held_out, optimizer)
     if validation_data is not None:
-        validation: Optional[RegressionData] = _checked(model, validation_data)
+        validation: Any = _checked(model, validation_data)
     else:
         validation = None if held is None else held.data
     if mirror:
@@ -109,8 +111,8 @@ def fit(
         train_step = optimizer.compiled_step()
     else:
         train_step = _loss_step(model, optimizer)
-    can_polish = mirror and optimizer.takes_natural_steps and everything is not None
-    if polish_every is not None and not can_polish:
+    natural = mirror and optimizer.takes_natural_steps
+    if polish_every is not None and not (natural and rows is not None):
         raise ValueError("polish_every needs natural steps and data as arrays.")
 
     step_done = tf.Variable(0, dtype=tf.int64, trainable=False)
@@ -128,7 +130,7 @@ def fit(
         if isinstance(callback, Callback):
             callback.on_start(model, history)
     validate_every = validate_every or max(1, num_steps // 50)
-    score = _compiled_score(model) if validation is not None else None
+    score = _compiled_score(model)
     started = time.perf_counter()
     losses: list[tf.Tensor] = []
 
@@ -146,9 +148,9 @@ def fit(
                 losses.append(train_step(batch))
             step_done.assign(step + 1)
             number, last = step + 1, step + 1 == num_steps
-            if polish_every is not None and number % polish_every == 0:
+            if rows is not None and polish_every is not None and number % polish_every == 0:
                 optimizer.polish(rows.in_order())
-            validating = score is not None and (number % validate_every == 0 or last)
+            validating = validation is not None and (number % validate_every == 0 or last)
             if number % log_every == 0 or validating or last:
                 row = {"loss": _mean_loss(losses, number)}
                 losses = []
@@ -165,7 +167,7 @@ def fit(
     for callback in callbacks:
         if isinstance(callback, Callback):
             callback.on_end()
-    if polish and can_polish:
+    if polish and natural and everything is not None:
         optimizer.polish(everything.in_order())
     return history
 
@@ -174,15 +176,17 @@ def _sources(
     model: BayesianModel, data: Any, batch_size: int, seed: int, fraction: float, optimizer: Any
 ) -> tuple[
     Callable[[int], RegressionData],
-    Optional[ArrayBatches],
-    Optional[ArrayBatches],
-    Optional[ArrayBatches],
+    ArrayBatches | None,
+    ArrayBatches | None,
+    ArrayBatches | None,
 ]:
     """Batches by step; for arrays: those trained on, all rows, and held-out rows."""
     needs_held_out = getattr(optimizer, "noise", None) == "held-out"
     if not (isinstance(data, (tuple, list)) and len(data) == 2 and np.ndim(data[0]) != 0):
         if needs_held_out:
-            raise ValueError('noise="held-out" needs data as arrays, of which fit can hold some out.')
+            raise ValueError(
+                'noise="held-out" needs data as arrays, of which fit can hold some out.'
+            )
         if getattr(model, "num_data", None) is None:
             raise ValueError("num_data is None: streams need the number of data N in the model.")
         stream = StreamBatches(data)
@@ -235,7 +239,7 @@ def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
         )
 
 
-def _initialise(model: BayesianModel, everything: Optional[ArrayBatches], source: Any) -> None:
+def _initialise(model: BayesianModel, everything: ArrayBatches | None, source: Any) -> None:
     """Let an untrained network see the inputs once."""
     if not isinstance(model, InferenceNetworkModel):
         return
@@ -263,9 +267,8 @@ def _loss_step(model: BayesianModel, optimizer: Any) -> Callable[[RegressionData
             tape.watch(variables)
             loss = model.training_loss(batch)
         gradients = tape.gradient(loss, variables)
-        optimizer.apply_gradients(
-            [(g, v) for g, v in zip(gradients, variables) if g is not None]
-        )
+        pairs = zip(gradients, variables, strict=True)
+        optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
         return loss
 
     return step

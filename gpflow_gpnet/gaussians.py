@@ -6,7 +6,7 @@ GPs, in this package). References: Shi, Khan and Zhu (2019), section 3; Khan and
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
 from gpflow.base import RegressionData, TensorType
@@ -54,7 +52,7 @@ class GPNet(InferenceNetworkModel):
         return objective - self.prior_correction(points, network.latent_features(points))
 
     @check_shapes("X: [B, D]", "return: [M, D]")
-    def correction_points(self, X: TensorType, seed: Optional[tf.Tensor] = None) -> tf.Tensor:
+    def correction_points(self, X: TensorType, seed: tf.Tensor | None = None) -> tf.Tensor:
         """Measurement points of the prior correction: fewer than features, so that all matter."""
         half = max(1, self.inference_network.q_mu.shape[0] // 2)
         return self.measurement_points(X, seed, limit=min(CORRECTION_POINTS, half))
@@ -69,9 +67,7 @@ class GPNet(InferenceNetworkModel):
         prior, features_prior = self.measured_priors(points, features)
         root = network.weights.project(features)
         mean = tf.transpose(network.weights.mean(features))
-        return tf.reduce_sum(
-            gaussians.expected_log_ratio(mean, root, features_prior, prior)
-        )
+        return tf.reduce_sum(gaussians.expected_log_ratio(mean, root, features_prior, prior))
 
     @check_shapes(
         "points: [M, D]", "features: [K, M, F]", "return[0]: [L, M, M]", "return[1]: [K, M, M]"
@@ -79,7 +75,7 @@ class GPNet(InferenceNetworkModel):
     def measured_priors(
         self, points: TensorType, features: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Covariances of the model's prior and of the features' prior at M points, with a nugget."""
+        """Covariances of the model's and of the features' prior at M points, with a nugget."""
         prior = self.prior_covariance(points)
         jitter = gaussians.nugget(prior)
         features_prior = tf.matmul(features, features, transpose_b=True)

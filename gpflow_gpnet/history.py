@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Optional
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class History(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def last(self, name: str, step: int) -> Optional[float]:
+    def last(self, name: str, step: int) -> float | None:
         """The value of a column at this very step, None if it was not recorded then."""
         row = self._rows[-1] if self._rows else {}
         return row.get(name) if row.get("step") == step else None

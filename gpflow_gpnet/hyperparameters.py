@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from gpflow.kernels import Kernel
@@ -21,7 +21,7 @@ def fit_hyperparameters(
     likelihood: Gaussian,
     data: Any,
     *,
-    mean_function: Optional[MeanFunction] = None,
+    mean_function: MeanFunction | None = None,
     num_points: int = 1000,
     max_iterations: int = 100,
     seed: int = 0,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, Callable, Iterable, NamedTuple, Optional, Sequence, Union
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from gpflow import Parameter
@@ -48,20 +49,23 @@ class FunctionalMirrorDescent(tf.Module):
     ``tf.train.Checkpoint``.
     """
 
+    _natural_parameters: _NaturalParameters
+    """Made by :meth:`build`, where steps are natural."""
+
     def __init__(
         self,
-        step_size: Union[float, Schedule] = InverseSqrt(beta0=1.0, xi=1.0),
-        learning_rate: Union[float, Schedule] = 3e-3,
-        hyper_learning_rate: Union[None, float, Schedule] = None,
-        natural: Union[bool, str] = "auto",
+        step_size: float | Schedule = InverseSqrt(beta0=1.0, xi=1.0),
+        learning_rate: float | Schedule = 3e-3,
+        hyper_learning_rate: float | Schedule | None = None,
+        natural: bool | str = "auto",
         *,
-        conjugate: Union[bool, str] = "auto",
+        conjugate: bool | str = "auto",
         prior_correction: bool = True,
         noise: str = "objective",
         noise_decay: float = 0.95,
         scale_hyper_bound: bool = True,
         seed: int = 0,
-        jit_compile: Optional[bool] = None,
+        jit_compile: bool | None = None,
     ) -> None:
         """
         :param step_size: β_t, a number or a callable of t, in (0, 1].
@@ -90,9 +94,7 @@ class FunctionalMirrorDescent(tf.Module):
         if conjugate not in (True, False, "auto"):
             raise ValueError(f'conjugate must be True, False or "auto", got {conjugate!r}.')
         if noise not in ("objective", "training", "held-out"):
-            raise ValueError(
-                f'noise must be "objective", "training" or "held-out", got {noise!r}.'
-            )
+            raise ValueError(f'noise must be "objective", "training" or "held-out", got {noise!r}.')
         if not 0.0 <= noise_decay < 1.0:
             raise ValueError(f"noise_decay must be in [0, 1), got {noise_decay}.")
         self.step_size = as_schedule(step_size)
@@ -111,8 +113,7 @@ class FunctionalMirrorDescent(tf.Module):
         self.t = tf.Variable(0, dtype=tf.int64, trainable=False, name="t")
         self._adam = self._new_adam(self.learning_rate)
         self._hyper_adam = self._new_adam(self.hyper_learning_rate)
-        self._natural_parameters: Optional[_NaturalParameters] = None
-        self._model: Optional[GPNet] = None
+        self._built_for: GPNet | None = None
         # In a namespace, since tf.Module would track a plain dict and refuse to save its keys.
         self._compiled = SimpleNamespace(step={}, target=None, correction=None)
 
@@ -123,7 +124,7 @@ class FunctionalMirrorDescent(tf.Module):
     # ------------------------------------------------------------------ public steps
 
     def minimize(
-        self, model: GPNet, batch: RegressionData, held_out: Optional[RegressionData] = None
+        self, model: GPNet, batch: RegressionData, held_out: RegressionData | None = None
     ) -> tf.Tensor:
         """One step on one batch. Returns the training loss before it, nats.
 
@@ -142,12 +143,14 @@ class FunctionalMirrorDescent(tf.Module):
         :raises ValueError: if bound to another model, without ``num_data``, or if natural steps
             are asked of a network that has none.
         """
-        if self._model is model:
+        if self._built_for is model:
             return
-        if self._model is not None:
+        if self._built_for is not None:
             raise ValueError("This optimiser belongs to another model: make a new one.")
         if not isinstance(model, GPNet):
-            raise TypeError(f"FunctionalMirrorDescent optimises a GPNet, got {type(model).__name__}.")
+            raise TypeError(
+                f"FunctionalMirrorDescent optimises a GPNet, got {type(model).__name__}."
+            )
         if model.num_data is None:
             raise ValueError("num_data is None: training needs the number of data N.")
         if self.natural is True and not _has_natural_steps(model):
@@ -165,9 +168,15 @@ class FunctionalMirrorDescent(tf.Module):
                 "conjugate=True needs a Gaussian likelihood and unmixed latent GPs, got "
                 f"{type(model.likelihood).__name__}."
             )
-        self._model = model
+        self._built_for = model
         if self.takes_natural_steps:
             self._natural_parameters = _NaturalParameters(model.inference_network)
+
+    @property
+    def _model(self) -> GPNet:
+        if self._built_for is None:
+            raise ValueError("This optimiser has no model yet: call build(model) first.")
+        return self._built_for
 
     @property
     def takes_natural_steps(self) -> bool:
@@ -221,9 +230,7 @@ class FunctionalMirrorDescent(tf.Module):
             for _ in range(-(-_POLISH_DRAWS // len(batches)) if corrected else 0):
                 correction += self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
                 draws += 1
-        self._natural_parameters.assign(
-            precision / rows + correction / max(draws, 1), shift / rows
-        )
+        self._natural_parameters.assign(precision / rows + correction / max(draws, 1), shift / rows)
 
     # ------------------------------------------------------------------ the compiled step
 
@@ -236,20 +243,16 @@ class FunctionalMirrorDescent(tf.Module):
         skip: set[int] = {id(variable) for variable in hyper}
         if self.takes_natural_steps:
             network = model.inference_network
-            skip |= {
-                id(p.unconstrained_variable) for p in (network.q_mu, network.q_sqrt)
-            }
-        if self.noise != "objective":
-            tracked = id(_noise_parameter(model).unconstrained_variable)
-            hyper = [variable for variable in hyper if id(variable) != tracked]
+            skip |= {id(p.unconstrained_variable) for p in (network.q_mu, network.q_sqrt)}
+        tracked = _noise_parameter(model)
+        if self.noise != "objective" and tracked is not None:
+            hyper = [v for v in hyper if v is not tracked.unconstrained_variable]
         network_variables = [
             v for v in model.inference_network.trainable_variables if id(v) not in skip
         ]
         return network_variables, hyper
 
-    def _step(
-        self, batch: RegressionData, held_out: Optional[RegressionData] = None
-    ) -> tf.Tensor:
+    def _step(self, batch: RegressionData, held_out: RegressionData | None = None) -> tf.Tensor:
         X, Y = batch
         if self.noise == "held-out":
             if held_out is None:
@@ -270,7 +273,7 @@ class FunctionalMirrorDescent(tf.Module):
             (self._adam, gradients[:split], network_variables),
             (self._hyper_adam, gradients[split:], hyper_variables),
         ):
-            pairs = [(g, v) for g, v in zip(grads, variables) if g is not None]
+            pairs = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
             if pairs:
                 adam.apply_gradients(pairs)
 
@@ -369,7 +372,7 @@ class FunctionalMirrorDescent(tf.Module):
     def _hyper_bound(
         self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, cov: tf.Tensor
     ) -> tf.Tensor:
-        """Σ_B E_q[log p(y|f)] - KL[q(f_B) ‖ p(f_B)], the first scaled by N / B unless as published."""
+        """Σ_B E_q[log p(y|f)] - KL[q(f_B) ‖ p(f_B)], the sum times N / B unless as published."""
         model = self._model
         variance = tf.transpose(tf.linalg.diag_part(cov))
         fit = model.expected_log_likelihood(X, tf.transpose(mean), variance, Y)
@@ -411,9 +414,7 @@ def mirror_step_target(
     :param mean: the network's mean there [L, J] (zero prior mean); cov: covariance [L, J, J].
     :return: mean [L, M] and covariance [L, M, M].
     """
-    bridge_mean, bridge_cov = gaussians.bridge(
-        beta, tf.zeros_like(mean), prior_cov, mean, cov
-    )
+    bridge_mean, bridge_cov = gaussians.bridge(beta, tf.zeros_like(mean), prior_cov, mean, cov)
     noise = model.likelihood.variance_at(X)  # [B, 1]
     precision = tf.transpose(model.likelihood_scale(X) * beta / noise)
     residual = tf.transpose(Y - model.mean_function(X))
@@ -430,7 +431,7 @@ def _is_conjugate(model: GPNet) -> bool:
     return isinstance(model.likelihood, Gaussian) and model.mixing is None
 
 
-def _noise_parameter(model: GPNet) -> Optional[Parameter]:
+def _noise_parameter(model: GPNet) -> Parameter | None:
     """The one variance (or scale) of a Gaussian likelihood."""
     if not isinstance(model.likelihood, Gaussian):
         return None
@@ -447,6 +448,7 @@ def _noise_variance(model: GPNet) -> tf.Tensor:
 
 def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
     parameter = _noise_parameter(model)
+    assert parameter is not None  # build refuses models without
     value = variance if parameter is model.likelihood.variance else tf.sqrt(variance)
     parameter.assign(tf.reshape(value, parameter.shape))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,12 +22,17 @@ from . import gaussians
 from .checks import check_batch, check_far_from_origin, check_module, check_shape, to_tensors
 from .inference_networks import RFE, InducingFeatures, InferenceNetwork, LinearNetwork
 from .latent_prior import latent_covariance
-from .measurement import BatchInputs, KernelSmoothed, MeasurementDistribution, Mixture
-from .measurement import Empirical, as_measurement
+from .measurement import (
+    BatchInputs,
+    Empirical,
+    KernelSmoothed,
+    MeasurementDistribution,
+    Mixture,
+    as_measurement,
+)
 from .spectral import NoSpectralMeasureError
 
 __all__ = ["InferenceNetworkModel"]
-
 
 
 class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
@@ -40,13 +46,13 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         self,
         kernel: Kernel,
         likelihood: Likelihood,
-        inference_network: Union[InferenceNetwork, TensorType],
+        inference_network: InferenceNetwork | TensorType,
         *,
-        mean_function: Optional[MeanFunction] = None,
+        mean_function: MeanFunction | None = None,
         num_latent_gps: int = 1,
-        num_data: Optional[TensorType] = None,
+        num_data: TensorType | None = None,
         measurement: Any = None,
-        num_measurement_points: Optional[int] = None,
+        num_measurement_points: int | None = None,
     ) -> None:
         """
         :param kernel: prior covariance, any GPflow kernel.
@@ -73,7 +79,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         check_module(inference_network)
         self.inference_network = inference_network
         self.num_data = _checked_num_data(num_data)
-        self.measurement: Optional[MeasurementDistribution] = as_measurement(measurement)
+        self.measurement: MeasurementDistribution | None = as_measurement(measurement)
         if num_measurement_points is not None and num_measurement_points < 1:
             raise ValueError(
                 f"num_measurement_points must be at least 1, got {num_measurement_points}."
@@ -104,7 +110,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     # ------------------------------------------------------------------ prior and moments
 
     @property
-    def mixing(self) -> Optional[tf.Tensor]:
+    def mixing(self) -> tf.Tensor | None:
         """W [P, L] of a linear model of coregionalisation, None where f are the latent GPs."""
         return self.kernel.W if isinstance(self.kernel, LinearCoregionalization) else None
 
@@ -122,17 +128,13 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         "return[0]: [batch..., N, P]",
         "return[1]: [batch..., N, P]",
     )
-    def outputs(
-        self, X: TensorType, mean: tf.Tensor, variance: tf.Tensor
-    ) -> MeanAndVariance:
+    def outputs(self, X: TensorType, mean: tf.Tensor, variance: tf.Tensor) -> MeanAndVariance:
         """Marginals of f = W g + m(X) from those of the latent GPs g."""
         if self.mixing is not None:
             mean, variance = mix_latent_gp(self.mixing, mean, variance, False, False)
         return mean + self.mean_function(X), variance
 
-    @check_shapes(
-        "X: [B, D]", "mean: [B, L]", "variance: [B, L]", "Y: [B, P]", "return: []"
-    )
+    @check_shapes("X: [B, D]", "mean: [B, L]", "variance: [B, L]", "Y: [B, P]", "return: []")
     def expected_log_likelihood(
         self, X: TensorType, mean: tf.Tensor, variance: tf.Tensor, Y: TensorType
     ) -> tf.Tensor:
@@ -145,17 +147,6 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         if self.num_data is None:
             return to_default_float(1.0)
         return to_default_float(self.num_data) / to_default_float(tf.shape(X)[0])
-
-    @property
-    def num_outputs(self) -> Optional[int]:
-        """P, the columns of Y; None where the likelihood takes others than f has."""
-        if isinstance(self.likelihood, SwitchedLikelihood):
-            return None
-        if self.likelihood.observation_dim is not None:
-            return int(self.likelihood.observation_dim)
-        if self.likelihood.latent_dim is not None:
-            return None
-        return int(self.mixing.shape[0]) if self.mixing is not None else self.num_latent_gps
 
     def checked(self, data: Any) -> RegressionData:
         """Data as tensors; values are checked too where they are known (eagerly).
@@ -171,7 +162,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     @check_shapes("X: [B, D]", "return: [M, D]")
     def measurement_points(
-        self, X: TensorType, seed: Optional[tf.Tensor] = None, limit: Optional[int] = None
+        self, X: TensorType, seed: tf.Tensor | None = None, limit: int | None = None
     ) -> tf.Tensor:
         """M points from c(x).
 
@@ -226,7 +217,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     # Data are an argument here and absent in the base class; GPflow's models do the same.
     @check_shapes("data[0]: [B, D]", "data[1]: [B, P]", "return: []")
-    def maximum_log_likelihood_objective(self, data: RegressionData) -> tf.Tensor:  # type: ignore[override]
+    def maximum_log_likelihood_objective(self, data: RegressionData) -> tf.Tensor:
         """:meth:`elbo`."""
         return self.elbo(data)
 
@@ -238,9 +229,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         """
         return self._training_loss(self.checked(data))
 
-    def training_loss_closure(
-        self, data: Any, *, compile: bool = True
-    ) -> Callable[[], tf.Tensor]:
+    def training_loss_closure(self, data: Any, *, compile: bool = True) -> Callable[[], tf.Tensor]:
         """A closure of the training loss for GPflow's and Keras's optimisers.
 
         :param data: one batch (X, Y), or an iterator that gives a new one each call.
@@ -280,10 +269,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         self, data: RegressionData, full_cov: bool = False, full_output_cov: bool = False
     ) -> tf.Tensor:
         """log p(y | data) at each row [N], nats."""
-        return super().predict_log_density(to_tensors(data, self.likelihood), full_cov, full_output_cov)
+        return super().predict_log_density(
+            to_tensors(data, self.likelihood), full_cov, full_output_cov
+        )
 
     def sample_functions(
-        self, num_samples: int, seed: Optional[int] = None
+        self, num_samples: int, seed: int | None = None
     ) -> Callable[[TensorType], tf.Tensor]:
         """Whole functions from q, drawn once: a callable X [N, D] to f [S, N, P].
 
@@ -321,7 +312,7 @@ def _network_from_points(kernel: Kernel, points: np.ndarray, num_latents: int) -
         return InducingFeatures(kernel, points, num_latent_gps=num_latents)
 
 
-def _checked_num_data(num_data: Optional[TensorType]) -> Optional[TensorType]:
+def _checked_num_data(num_data: TensorType | None) -> TensorType | None:
     if num_data is not None and np.any(np.asarray(num_data) <= 0):
         raise ValueError(f"num_data must be positive, got {num_data}.")
     return num_data

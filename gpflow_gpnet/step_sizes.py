@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Union
 
 import tensorflow as tf
 from gpflow.utilities import to_default_float
@@ -71,7 +71,7 @@ class LinearDecay:
         return to_default_float(self.initial) + done * to_default_float(self.final - self.initial)
 
 
-def as_schedule(value: Union[float, Schedule]) -> Schedule:
+def as_schedule(value: float | Schedule) -> Schedule:
     """A number as a constant schedule; a callable of t as it is.
 
     :raises TypeError: for anything else.

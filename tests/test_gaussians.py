@@ -181,15 +181,14 @@ def test_identity_8_conditioning_never_adds_variance(rng):
 def test_kl_divergence_and_its_gradients_are_tfps(rng):
     """Value and closed-form gradients against automatic differentiation through Cholesky."""
     tensors = [
-        tf.constant(v)
-        for v in (rng.normal(size=(2, 5)), random_cov(rng, 2, 5))
-        + (rng.normal(size=(2, 5)), random_cov(rng, 2, 5))
+        tf.constant(v) for _ in range(2) for v in (rng.normal(size=(2, 5)), random_cov(rng, 2, 5))
     ]
 
     def by_tfp(mean, cov, target_mean, target_cov):
         normal = tfp.distributions.MultivariateNormalTriL
         return tfp.distributions.kl_divergence(
-            normal(mean, tf.linalg.cholesky(cov)), normal(target_mean, tf.linalg.cholesky(target_cov))
+            normal(mean, tf.linalg.cholesky(cov)),
+            normal(target_mean, tf.linalg.cholesky(target_cov)),
         )
 
     values, gradients = [], []
@@ -201,7 +200,7 @@ def test_kl_divergence_and_its_gradients_are_tfps(rng):
         values.append(value)
         gradients.append([g for g in tape.gradient(weighted, tensors)])
     np.testing.assert_allclose(*values, atol=1e-10)
-    for expected, got in zip(*gradients):
+    for expected, got in zip(*gradients, strict=True):
         if len(expected.shape) == 3:  # only the symmetric part of a gradient by a covariance counts
             expected = gaussians.symmetrise(expected)
         np.testing.assert_allclose(got, expected, atol=1e-9)
@@ -213,7 +212,9 @@ def test_expected_log_ratio_is_the_sampled_average(rng):
     samples = mean + rng.normal(size=(200_000, 3)) @ root.T
 
     def log_density(cov):
-        return tfp.distributions.MultivariateNormalFullCovariance(np.zeros(4), cov).log_prob(samples)
+        return tfp.distributions.MultivariateNormalFullCovariance(np.zeros(4), cov).log_prob(
+            samples
+        )
 
     ratios = (log_density(cov_1) - log_density(cov_2)).numpy()
     error = 4.0 * ratios.std() / np.sqrt(len(ratios))
@@ -232,5 +233,6 @@ def test_algebra_compiles_under_xla(rng):
         return gaussians.kl_divergence(mean[:, 3:], cov[:, 3:, 3:], *target), root
 
     compiled = tf.function(step, jit_compile=True)(prior, cov, mean, y)
-    for got, expected in zip(compiled, step(*map(tf.constant, (prior, cov, mean, y)))):
+    eager = step(*map(tf.constant, (prior, cov, mean, y)))
+    for got, expected in zip(compiled, eager, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-9)

@@ -26,8 +26,13 @@ def make_model(likelihood, num_data, frozen=True, num_features=15, **kwargs):
     kernel = RBF(1.3, 0.7)
     network = gpn.RFE(kernel, 1, num_features)
     model = gpn.GPNet(
-        kernel, likelihood, network, num_data=num_data, measurement=fixed_points,
-        num_measurement_points=7, **kwargs
+        kernel,
+        likelihood,
+        network,
+        num_data=num_data,
+        measurement=fixed_points,
+        num_measurement_points=7,
+        **kwargs,
     )
     if frozen:
         freeze_all_but_weights(model)
@@ -94,7 +99,8 @@ def test_identity_4_non_conjugate_gradient_is_beta_times_the_bounds(rng, beta):
             - log_density(mean, cov, mean, cov)
         )
         bound = model.functional_elbo(X, tf.constant(data[1]), points)
-    for got, expected in zip(tape.gradient(objective, variables), tape.gradient(bound, variables)):
+    gradients = (tape.gradient(value, variables) for value in (objective, bound))
+    for got, expected in zip(*gradients, strict=True):
         scale = np.abs(expected).max()
         np.testing.assert_allclose(got, beta * expected, atol=1e-6 * scale)
 
@@ -110,7 +116,7 @@ def test_identity_5_same_frozen_features_give_bayesian_linear_regression(rng, dt
         features = model.inference_network.features(X.astype(dtype)).numpy().astype(float)
         at_new = model.inference_network.features(Xnew.astype(dtype)).numpy().astype(float)
         precision = np.eye(30) + features.T @ features / 0.04
-        q_mu, q_sqrt = weights(model)
+        _, q_sqrt = weights(model)
         np.testing.assert_allclose(
             q_sqrt[0] @ q_sqrt[0].T, np.linalg.inv(precision), atol=tolerance
         )
@@ -131,7 +137,7 @@ def test_identity_7_natural_parameters_contract_by_one_minus_beta(rng):
     start = natural_parameters(model)
     for step in range(1, 4):
         optimizer.minimize(model, data)
-        for now, first, last in zip(natural_parameters(model), start, goal):
+        for now, first, last in zip(natural_parameters(model), start, goal, strict=True):
             np.testing.assert_allclose(
                 now - last, 0.75**step * (first - last), atol=1e-8 * np.abs(last).max()
             )
@@ -143,11 +149,11 @@ def test_identity_9_minibatches_average_to_the_full_increment(rng, likelihood):
     X, Y = map(tf.constant, make_data(rng, likelihood))
     models = [make_model(likelihood, 30) for _ in range(2)]
     batches = [[(X, Y)], [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 30, 8)]]
-    for model, split in zip(models, batches):
+    for model, split in zip(models, batches, strict=True):
         optimizer = constant_step(1.0)
         optimizer.build(model)
         optimizer.polish(split)
-    for whole, parts in zip(*map(natural_parameters, models)):
+    for whole, parts in zip(*map(natural_parameters, models), strict=True):
         np.testing.assert_allclose(parts, whole, atol=1e-8 * np.abs(whole).max())
 
 
@@ -176,7 +182,8 @@ def test_identity_10_units_of_the_targets(rng):
     np.testing.assert_allclose(scaled_mean, s * mean, rtol=1e-7)
     np.testing.assert_allclose(scaled_variance, s**2 * variance, rtol=1e-7)
     density, scaled = (
-        m.predict_log_density((Xnew, k * Ynew)).numpy() for m, k in zip(models, (1.0, s))
+        m.predict_log_density((Xnew, k * Ynew)).numpy()
+        for m, k in zip(models, (1.0, s), strict=True)
     )
     np.testing.assert_allclose(scaled, density - np.log(s), atol=1e-7)
 
@@ -193,7 +200,7 @@ def test_natural_step_is_gpflows_natural_gradient_of_the_training_loss(rng, like
         gpflow.optimizers.NaturalGradient(gamma=0.4).minimize(
             gpflows.training_loss_closure(data), [(network.q_mu, network.q_sqrt)]
         )
-    for got, expected in zip(natural_parameters(ours), natural_parameters(gpflows)):
+    for got, expected in zip(natural_parameters(ours), natural_parameters(gpflows), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
 
 
@@ -233,9 +240,7 @@ def test_conjugate_gradient_steps_reach_the_exact_posterior(rng):
     )
     Xnew = np.linspace(-2, 2, 40)[:, None]
     exact = gpflow.models.GPR(data, kernel, likelihood=likelihood)
-    (mean, variance), (exact_mean, exact_variance) = (
-        m.predict_f(Xnew) for m in (model, exact)
-    )
+    (mean, variance), (exact_mean, exact_variance) = (m.predict_f(Xnew) for m in (model, exact))
     gap = (mean - exact_mean) / np.sqrt(exact_variance)
     assert np.sqrt(np.mean(gap**2)) < 0.15
     ratio = np.sqrt(variance / exact_variance)
@@ -256,7 +261,7 @@ def test_steps_follow_the_weights_when_others_change_them(rng):
         getattr(model.inference_network, parameter).assign(value)
     optimizer.minimize(model, data)
     constant_step(0.5).minimize(start, data)
-    for got, expected in zip(weights(model), weights(start)):
+    for got, expected in zip(weights(model), weights(start), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-9)
 
 
@@ -313,7 +318,7 @@ def test_checkpoint_holds_the_whole_state(rng, tmp_path):
     resumed.compiled_step()
     checkpoint.restore(path).assert_consumed()
     np.testing.assert_array_equal(resumed.minimize(again, data), loss)
-    for got, expected in zip(again.variables, model.variables):
+    for got, expected in zip(again.variables, model.variables, strict=True):
         np.testing.assert_array_equal(got, expected)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Callable, Optional
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +34,7 @@ class InferenceNetwork(Module, abc.ABC):
         """Mean and (co)variance of L latent GPs at X."""
 
     @property
-    def num_latent_gps(self) -> Optional[int]:
+    def num_latent_gps(self) -> int | None:
         """L, or None where the network leaves it to the model."""
         return None
 
@@ -67,7 +67,7 @@ class LinearNetwork(InferenceNetwork):
 
     def residual_covariance(
         self, X: TensorType, features: tf.Tensor, full_cov: bool
-    ) -> Optional[tf.Tensor]:
+    ) -> tf.Tensor | None:
         """Covariance that features [..., K, N, F] do not carry: [..., K, N] or [..., K, N, N]."""
         return None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
-
 import numpy as np
 import tensorflow as tf
 from check_shapes import inherit_check_shapes
@@ -33,9 +31,9 @@ class InducingFeatures(LinearNetwork):
         self,
         kernel: Kernel,
         Z: TensorType,
-        covariance: Union[str, int] = "full",
+        covariance: str | int = "full",
         *,
-        num_latent_gps: Optional[int] = None,
+        num_latent_gps: int | None = None,
     ) -> None:
         """
         :param kernel: the prior's kernel itself, whose Parameters are then the features'.
@@ -73,9 +71,7 @@ class InducingFeatures(LinearNetwork):
             tf.transpose(whitened), tf.concat([tf.shape(X)[:-1], [tf.shape(factor)[-1]]], axis=0)
         )
 
-    def residual_covariance(
-        self, X: TensorType, features: tf.Tensor, full_cov: bool
-    ) -> tf.Tensor:
+    def residual_covariance(self, X: TensorType, features: tf.Tensor, full_cov: bool) -> tf.Tensor:
         if not full_cov:
             explained = tf.reduce_sum(tf.square(features), axis=-1)
             return tf.maximum(latent_variance(self.kernel, X) - explained, 0.0)

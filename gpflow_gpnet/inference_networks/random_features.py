@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence, Union
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +23,7 @@ __all__ = ["RFE"]
 
 
 class RFE(LinearNetwork):
-    r"""f(x) = φ(x)ᵀ w, φ the cosines and sines of trainable frequencies (Shi et al. 2019, section 4.2).
+    r"""f(x) = φ(x)ᵀ w, φ cosines and sines of trainable frequencies (Shi et al. 2019, section 4.2).
 
     Frequencies are drawn from the kernel's spectral density, so that before training
     :math:`φ(x)^\top φ(x') ≈ k(x, x')` and q ≈ p, with equal variances for a stationary kernel.
@@ -34,12 +34,12 @@ class RFE(LinearNetwork):
     def __init__(
         self,
         kernel: Kernel,
-        input_dim: Optional[int] = None,
+        input_dim: int | None = None,
         num_features: int = 1000,
-        covariance: Union[str, int] = "full",
-        warp: Optional[Sequence[int]] = None,
+        covariance: str | int = "full",
+        warp: Sequence[int] | None = None,
         *,
-        num_latent_gps: Optional[int] = None,
+        num_latent_gps: int | None = None,
         trainable_frequencies: bool = True,
         share_hyperparameters: bool = False,
         seed: int = 0,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import tensorflow as tf
@@ -34,7 +35,7 @@ class ResidualWarp(Module):
         sizes = [input_dim, *hidden_units, input_dim]
         self.W = []
         self.b = []
-        for fan_in, fan_out in zip(sizes[:-1], sizes[1:]):
+        for fan_in, fan_out in pairwise(sizes):
             self.W.append(Parameter(rng.normal(size=(fan_in, fan_out)) / np.sqrt(fan_in)))
             self.b.append(Parameter(np.zeros(fan_out, default_float())))
         self.W[-1].assign(np.zeros(self.W[-1].shape))
@@ -42,6 +43,6 @@ class ResidualWarp(Module):
     @check_shapes("X: [batch..., D]", "return: [batch..., D]")
     def __call__(self, X: TensorType) -> tf.Tensor:
         hidden = X
-        for W, b in zip(self.W[:-1], self.b[:-1]):
+        for W, b in zip(self.W[:-1], self.b[:-1], strict=True):
             hidden = tf.tanh(tf.tensordot(hidden, W, 1) + b)
         return X + tf.tensordot(hidden, self.W[-1], 1) + self.b[-1]

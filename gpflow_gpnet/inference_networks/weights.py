@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from typing import Union
 
 import numpy as np
 import tensorflow as tf
@@ -71,7 +70,7 @@ class FullGaussian(WeightGaussian):
     def __init__(self, num_features: int, num_latent_gps: int) -> None:
         super().__init__()
         self.q_mu = Parameter(np.zeros((num_features, num_latent_gps), default_float()))
-        identity = np.eye(num_features, dtype=default_float())
+        identity: np.ndarray = np.eye(num_features, dtype=default_float())
         self.q_sqrt = Parameter(
             np.broadcast_to(identity, (num_latent_gps, num_features, num_features)),
             transform=triangular(),
@@ -106,7 +105,7 @@ class DiagonalGaussian(WeightGaussian):
 
 
 class LowRankGaussian(WeightGaussian):
-    r"""Precision :math:`V^{-1} = D + R R^\top` with D diagonal, R [F, rank]. Time per row O(F rank).
+    r"""Precision :math:`V^{-1} = D + R R^\top`, D diagonal, R [F, rank]. Time per row O(F rank).
 
     With :math:`U = D^{-1/2} R` and :math:`I + U^\top U = G G^\top`, a root of the covariance is
     :math:`D^{-1/2} (I - U G^{-\top} (I + G)^{-1} U^\top)`: positive definite by construction.
@@ -160,7 +159,7 @@ class LowRankGaussian(WeightGaussian):
 
 
 def weight_gaussian(
-    covariance: Union[str, int], num_features: int, num_latent_gps: int
+    covariance: str | int, num_features: int, num_latent_gps: int
 ) -> WeightGaussian:
     """The weights' Gaussian asked for.
 
