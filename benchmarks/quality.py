@@ -25,13 +25,15 @@ import tensorflow as tf
 import gpflow_gpnet as gpn
 from gpflow_gpnet import datasets
 
-# name: (dataset, steps at which to score, frequencies, options of this run)
+# name: (dataset, steps at which to score, frequencies, learning rate at first, options)
+WARPED = {"warp": (100, 100), "noise": "held-out", "correction": False}
 RUNS = {
-    "boston": ("boston", [1, 5, 10, 20], 1000, {}),
-    "kin8nm": ("kin8nm", [150, 400, 1600], 500, {}),
-    "kin8nm-warp": ("kin8nm", [200, 400], 200, {"warp": (100, 100), "noise": "held-out"}),
-    "power-warp": ("power", [1000, 2400], 200, {"warp": (100, 100), "noise": "held-out"}),
-    "protein-warp": ("protein", [1500, 3000], 200, {"warp": (100, 100), "noise": "held-out"}),
+    "boston": ("boston", [1, 5, 10, 20], 1000, 0.01, {}),
+    "kin8nm-400": ("kin8nm", [150, 400], 500, 0.02, {"correction": False}),
+    "kin8nm-1600": ("kin8nm", [400, 800, 1600], 500, 0.02, {"correction": False}),
+    "kin8nm-warp": ("kin8nm", [200, 400], 200, 0.01, WARPED),
+    "power-warp": ("power", [1000, 2400], 200, 0.01, WARPED),
+    "protein-warp": ("protein", [1500, 3000], 200, 0.01, WARPED),
 }
 
 
@@ -50,7 +52,8 @@ def scores(model, split: datasets.Split) -> tuple[float, float]:
 
 
 def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
-    dataset, steps, frequencies, options = RUNS[name]
+    dataset, steps, frequencies, learning_rate, options = RUNS[name]
+    learning_rate = args.learning_rate or learning_rate
     split = datasets.split(datasets.load(dataset, folder), 0)
     num, dim = split.X_train.shape
     kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(dim))
@@ -80,9 +83,9 @@ def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
     network = gpn.RFE(kernel, dim, frequencies, warp=options.get("warp"))
     model = gpn.GPNet(kernel, likelihood, network, num_data=num)
     optimizer = gpn.FunctionalMirrorDescent(
-        learning_rate=gpn.LinearDecay(args.learning_rate, steps[-1]),
+        learning_rate=gpn.LinearDecay(learning_rate, steps[-1]),
         noise=noise,
-        prior_correction=args.correction,
+        prior_correction=options.get("correction", True),
     )
     spent = prefit
 
@@ -130,8 +133,7 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("GPNET_DATA"), help="folder of .npz files")
     parser.add_argument("--only", nargs="*", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--out", type=Path, help="CSV to write")
-    parser.add_argument("--learning-rate", type=float, default=0.01)
-    parser.add_argument("--correction", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--learning-rate", type=float, help="instead of the run's own")
     parser.add_argument("--polish-every", type=int, default=None)
     args = parser.parse_args()
     print(

@@ -1,19 +1,25 @@
 """Inference networks for Gaussian processes: GPNet, a drop-in for GPflow's SVGP."""
 
-from . import callbacks, measurement, step_sizes
+from . import callbacks, datasets, measurement, plotting, step_sizes
 from ._version import __version__
 from .fbnn import FBNN
 from .fit import fit
 from .gpnet import GPNet
 from .history import History
 from .hyperparameters import fit_hyperparameters
-from .inference_networks import RFE, InducingFeatures, InferenceNetwork, LinearNetwork
+from .inference_networks import (
+    RFE,
+    InducingFeatures,
+    InferenceNetwork,
+    LinearNetwork,
+    weight_gaussian,
+)
 from .mirror_descent import FunctionalMirrorDescent
 from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
 __all__ = [
-    "FBNN",
     "Constant",
+    "FBNN",
     "FunctionalMirrorDescent",
     "GPNet",
     "History",
@@ -26,8 +32,11 @@ __all__ = [
     "RFE",
     "__version__",
     "callbacks",
+    "datasets",
     "fit",
     "fit_hyperparameters",
     "measurement",
+    "plotting",
     "step_sizes",
+    "weight_gaussian",
 ]

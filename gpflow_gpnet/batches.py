@@ -73,8 +73,15 @@ class StreamBatches(Batches):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._iterator = iter(stream)
+        self._last: tuple[int, Any] = (-1, None)
 
     def __call__(self, step: int) -> Any:
+        # Asked again for the same step, a stream gives the same batch.
+        if self._last[0] != step:
+            self._last = (step, self._next(step))
+        return self._last[1]
+
+    def _next(self, step: int) -> Any:
         try:
             return next(self._iterator)
         except StopIteration:

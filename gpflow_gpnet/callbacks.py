@@ -71,7 +71,7 @@ class EarlyStopping(Callback):
 
         :raises ValueError: if no validation score was ever recorded.
         """
-        if self.best_step is None:
+        if self.best_step is None and self.history.num_rows:
             raise ValueError("EarlyStopping saw no validation score: give fit validation_data.")
         if self._snapshot:
             for variable, value in zip(self.model.variables, self._snapshot, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ import tensorflow as tf
 from gpflow import likelihoods
 from gpflow.base import RegressionData
 from gpflow.config import default_float
-from gpflow.kernels import Kernel, LinearCoregionalization
+from gpflow.kernels import LinearCoregionalization
 from gpflow.likelihoods import SwitchedLikelihood
 from gpflow.mean_functions import Zero
 from gpflow.models import GPModel
 from gpflow.utilities import Dispatcher
 
-from .spectral import smoothing_lengthscales
+from .spectral import is_stationary, smoothing_lengthscales
 
 __all__ = [
     "check_batch",
@@ -85,6 +86,8 @@ def to_tensors(data: Any, likelihood: likelihoods.Likelihood | None = None) -> R
     )
     _check_pair(X.shape, Y.shape)
     if isinstance(likelihood, likelihoods.Softmax):
+        if tf.executing_eagerly():  # the cast would hide labels such as 0.5
+            check_targets(likelihood, np.asarray(Y))
         Y = tf.cast(Y, tf.int32)
     return X, Y
 
@@ -95,7 +98,7 @@ def _check_pair(X: tf.TensorShape, Y: tf.TensorShape) -> None:
         raise ValueError(f"{shapes}: Y must be a matrix [N, P], use Y[:, None].")
     if X.rank == 1:
         raise ValueError(f"{shapes}: X must be a matrix [N, D], use X[:, None].")
-    if (X.rank or 2) != 2 or (Y.rank or 2) != 2:
+    if X.rank not in (None, 2) or Y.rank not in (None, 2):
         raise ValueError(f"{shapes}: both must be matrices, [N, D] and [N, P].")
     if X.rank and Y.rank and X[0] is not None and Y[0] is not None and X[0] != Y[0]:
         raise ValueError(f"{shapes}: both need the same number of rows.")
@@ -146,8 +149,10 @@ def _check_mean_function(model: GPModel, X: np.ndarray) -> None:
     columns = model.mean_function(tf.convert_to_tensor(X[:1])).shape[-1]
     latents = model.likelihood.latent_dim
     roles_differ = latents is not None and latents > 1
-    if columns not in ((latents,) if roles_differ else (1, model.num_latent_gps, None)):
-        wanted = latents if roles_differ else model.num_latent_gps
+    wanted = latents if roles_differ else model.num_latent_gps
+    if isinstance(model.kernel, LinearCoregionalization):
+        wanted = int(model.kernel.W.shape[0])
+    if columns not in ((wanted,) if roles_differ else (1, wanted, None)):
         raise ValueError(
             f"mean_function gives {columns} columns, but the model has {wanted} latent GPs: give "
             "one column per latent."
@@ -159,7 +164,7 @@ def check_module(network: Any) -> None:
 
     :raises TypeError: naming the attribute.
     """
-    if not callable(network):
+    if not (callable(network) and isinstance(network, tf.Module)):
         raise TypeError(
             "inference_network must be an InferenceNetwork, a Module with __call__(X, full_cov) or "
             f"an array [M, D], got {type(network).__name__}."
@@ -169,8 +174,9 @@ def check_module(network: Any) -> None:
         return
     for owner in (network, *getattr(network, "submodules", ())):
         for name, value in vars(owner).items():
-            items = value.values() if isinstance(value, dict) else value
-            for item in items if isinstance(items, (list, tuple)) else [value]:
+            if name.startswith("_self_"):  # what TensorFlow keeps about the attributes
+                continue
+            for item in _leaves(value):
                 if isinstance(item, keras.layers.Layer) and not isinstance(item, tf.Module):
                     raise TypeError(
                         f"{type(owner).__name__}.{name} is a Keras 3 {type(item).__name__}, whose "
@@ -179,19 +185,33 @@ def check_module(network: Any) -> None:
                     )
 
 
-def check_far_from_origin(kernel: Kernel, X: np.ndarray) -> None:
+def _leaves(value: Any) -> Iterator[Any]:
+    """What lists and dicts hold; tf.nest fails on those that Keras layers keep."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def check_far_from_origin(model: GPModel, X: np.ndarray) -> None:
     """Refuse inputs whose offset swamps their spread, for which features lose all precision.
 
     :raises ValueError: naming the columns.
     """
+    if not is_stationary(model.kernel):
+        return
+    offset = X.mean(axis=0) - np.asarray(getattr(model.inference_network, "center", 0.0))
     spread = np.ptp(X, axis=0)
-    lengthscales = np.asarray(smoothing_lengthscales(kernel, X.shape[1]))
-    far = np.flatnonzero(np.abs(X.mean(axis=0)) > _FAR * np.maximum(spread, lengthscales))
+    lengthscales = np.asarray(smoothing_lengthscales(model.kernel, X.shape[1]))
+    far = np.flatnonzero(np.abs(offset) > _FAR * np.maximum(spread, lengthscales))
     if far.size:
         raise ValueError(
             f"X columns {far.tolist()} lie far from 0 for their spread (column {far[0]}: mean "
-            f"{X[:, far[0]].mean():.3g}, spread {spread[far[0]]:.3g}): centre the inputs, or train "
-            "with gpflow_gpnet.fit, which centres the network."
+            f"{X[:, far[0]].mean():.3g}, spread {spread[far[0]]:.3g}): centre the inputs, or call "
+            "model.initialise(X) first, which centres the network (as gpflow_gpnet.fit does)."
         )
 
 

@@ -20,7 +20,6 @@ from .callbacks import Callback
 from .checks import check_batch, to_tensors
 from .gpnet import GPNet
 from .history import History
-from .inference_networks import LinearNetwork
 from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
 
@@ -81,14 +80,22 @@ def fit(
     :return: history with columns step, seconds, loss (nats, mean since the last row) and
         validation_nlpd (nats per datum).
     :raises ValueError: before the first step, for data, settings or ``num_data`` that do not fit.
-    :raises FloatingPointError: when the loss is not finite, naming the step.
+    :raises FloatingPointError: when the loss is not finite or a factorisation fails, naming the
+        step.
     """
     if not isinstance(model, ExternalDataTrainingLossMixin):
         raise TypeError(
             f"fit needs a model that takes data as an argument, got {type(model).__name__}."
         )
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1, got {num_steps}.")
+    for name, value in (
+        ("num_steps", num_steps),
+        ("polish_every", polish_every),
+        ("validate_every", validate_every),
+        ("checkpoint_every", checkpoint_every),
+        ("log_every", log_every),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
     if seed is None:
         seed = int(np.random.default_rng().integers(2**31 - 1))
     else:
@@ -121,8 +128,8 @@ def fit(
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step_done)
         manager = tf.train.CheckpointManager(checkpoint, str(checkpoint_dir), max_to_keep=3)
         manager.restore_or_initialize()
-    if int(step_done) == 0:
-        _initialise(model, everything, source)
+    if int(step_done) == 0 and isinstance(model, InferenceNetworkModel):
+        model.initialise(source(0)[0] if everything is None else everything.data[0])
 
     history = History()
     callbacks = tuple(callbacks)
@@ -140,18 +147,18 @@ def fit(
         total=num_steps, initial=first, disable=None if progress else True, unit="step"
     ) as bar:
         for step in range(first, num_steps):
-            batch = source(step)
-            if mirror:
-                rest = None if held is None else held(step)
-                losses.append(train_step(batch, rest))
-            else:
-                losses.append(train_step(batch))
-            step_done.assign(step + 1)
-            number, last = step + 1, step + 1 == num_steps
-            if rows is not None and polish_every is not None and number % polish_every == 0:
-                optimizer.polish(rows.in_order())
+            batch, number, last = source(step), step + 1, step + 1 == num_steps
+            rest = () if held is None else (_held_out_batch(held, seed, step),)
+            try:
+                losses.append(train_step(batch, *rest))
+                if rows is not None and polish_every is not None and number % polish_every == 0:
+                    optimizer.polish(rows.in_order())
+            except tf.errors.InvalidArgumentError as error:
+                raise FloatingPointError(f"Step {number} failed. {error.message}") from error
+            step_done.assign(number)
             validating = validation is not None and (number % validate_every == 0 or last)
-            if number % log_every == 0 or validating or last:
+            saving = manager is not None and (number % checkpoint_every == 0 or last)
+            if number % log_every == 0 or validating or saving or last:
                 row = {"loss": _mean_loss(losses, number)}
                 losses = []
                 if validating:
@@ -159,10 +166,11 @@ def fit(
                 history.append(step=number, seconds=time.perf_counter() - started, **row)
                 bar.set_postfix({name: f"{value:.4g}" for name, value in row.items()})
             bar.update()
-            if manager is not None and (number % checkpoint_every == 0 or last):
-                manager.save(number)
             # A list, so that each callback runs at each step.
-            if any([callback(number) is True for callback in callbacks]):
+            stopping = any([callback(number) is True for callback in callbacks])
+            if manager is not None and (saving or stopping):
+                manager.save(number)
+            if stopping:
                 break
     for callback in callbacks:
         if isinstance(callback, Callback):
@@ -182,7 +190,7 @@ def _sources(
 ]:
     """Batches by step; for arrays: those trained on, all rows, and held-out rows."""
     needs_held_out = getattr(optimizer, "noise", None) == "held-out"
-    if not (isinstance(data, (tuple, list)) and len(data) == 2 and np.ndim(data[0]) != 0):
+    if not _is_pair(data):
         if needs_held_out:
             raise ValueError(
                 'noise="held-out" needs data as arrays, of which fit can hold some out.'
@@ -203,8 +211,24 @@ def _sources(
     number = min(int(np.ceil(fraction * everything.num_rows)), HELD_OUT_LIMIT)
     order = np.random.default_rng([seed, 2**31]).permutation(everything.num_rows)
     training = ArrayBatches(everything.rows(np.sort(order[number:])), batch_size, seed)
-    held = ArrayBatches(everything.rows(order[:number]), _HELD_OUT_ROWS, seed + 1)
+    held = ArrayBatches(everything.rows(order[:number]), number, seed)
     return training, training, everything, held
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether data are (X, Y), not a stream: two batches in a list are pairs themselves."""
+    if not (isinstance(data, (tuple, list)) and len(data) == 2):
+        return False
+    first = data[0]
+    batches = isinstance(first, (tuple, list)) and len(first) == 2 and np.ndim(first[0]) == 2
+    return not batches and np.ndim(first) != 0
+
+
+def _held_out_batch(held: ArrayBatches, seed: int, step: int) -> RegressionData:
+    """Always as many rows, so that the compiled step sees one shape."""
+    number = min(_HELD_OUT_ROWS, held.num_rows)
+    rows = np.random.default_rng([seed, step, 1]).choice(held.num_rows, number, replace=False)
+    return held.rows(rows)
 
 
 def _checked(model: BayesianModel, data: Any) -> RegressionData:
@@ -237,17 +261,6 @@ def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def _initialise(model: BayesianModel, everything: ArrayBatches | None, source: Any) -> None:
-    """Let an untrained network see the inputs once."""
-    if not isinstance(model, InferenceNetworkModel):
-        return
-    network = model.inference_network
-    if isinstance(network, LinearNetwork) and np.any(network.q_mu.numpy()):
-        return
-    if everything is not None and hasattr(network, "initialise"):
-        network.initialise(np.asarray(everything.data[0]))
 
 
 def _loss_step(model: BayesianModel, optimizer: Any) -> Callable[[RegressionData], tf.Tensor]:

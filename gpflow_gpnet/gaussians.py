@@ -330,23 +330,22 @@ def _log_determinant(factor: tf.Tensor) -> tf.Tensor:
 @check_shapes(
     "mean: [batch..., N]",
     "root: [batch..., N, R]",
-    "cov_1: [broadcast batch..., N, N]",
-    "cov_2: [broadcast batch..., N, N]",
+    "factor_1: [broadcast batch..., N, N]",
+    "factor_2: [broadcast batch..., N, N]",
     "return: [batch...]",
 )
 def expected_log_ratio(
-    mean: tf.Tensor, root: tf.Tensor, cov_1: tf.Tensor, cov_2: tf.Tensor
+    mean: tf.Tensor, root: tf.Tensor, factor_1: tf.Tensor, factor_2: tf.Tensor
 ) -> tf.Tensor:
-    """E_q[log N(f; 0, cov_1) - log N(f; 0, cov_2)] in nats, q = N(mean, root rootᵀ)."""
-    sample = tf.concat([mean[..., None], root], axis=-1)
+    """E_q[log N(f; 0, C_1) - log N(f; 0, C_2)] in nats, q = N(mean, root rootᵀ).
 
-    def minus_twice_log_density(cov: tf.Tensor, name: str) -> tf.Tensor:
-        factor = cholesky(cov, name)
-        shape = tf.concat([tf.shape(sample)[:-2], tf.shape(factor)[-2:]], axis=0)
-        whitened = tf.linalg.triangular_solve(tf.broadcast_to(factor, shape), sample)
+    :param factor_1: Cholesky factor of C_1; factor_2: of C_2.
+    """
+    moments = tf.concat([mean[..., None], root], axis=-1)
+
+    def minus_twice_log_density(factor: tf.Tensor) -> tf.Tensor:
+        shape = tf.concat([tf.shape(moments)[:-2], tf.shape(factor)[-2:]], axis=0)
+        whitened = tf.linalg.triangular_solve(tf.broadcast_to(factor, shape), moments)
         return _log_determinant(factor) + tf.reduce_sum(tf.square(whitened), axis=[-2, -1])
 
-    return 0.5 * (
-        minus_twice_log_density(cov_2, "the prior at the measurement points")
-        - minus_twice_log_density(cov_1, "the features' prior at the measurement points")
-    )
+    return 0.5 * (minus_twice_log_density(factor_2) - minus_twice_log_density(factor_1))

@@ -49,7 +49,8 @@ class GPNet(InferenceNetworkModel):
         if network.matches_prior:
             return objective
         points = self.correction_points(X)
-        return objective - self.prior_correction(points, network.latent_features(points))
+        features = network.latent_features(points)
+        return objective - self.prior_correction(features, self.prior_factors(points, features))
 
     @check_shapes("X: [B, D]", "return: [M, D]")
     def correction_points(self, X: TensorType, seed: tf.Tensor | None = None) -> tf.Tensor:
@@ -57,28 +58,40 @@ class GPNet(InferenceNetworkModel):
         half = max(1, self.inference_network.q_mu.shape[0] // 2)
         return self.measurement_points(X, seed, limit=min(CORRECTION_POINTS, half))
 
-    @check_shapes("points: [M, D]", "features: [K, M, F]", "return: []")
-    def prior_correction(self, points: TensorType, features: tf.Tensor) -> tf.Tensor:
+    @check_shapes(
+        "features: [K, M, F]", "factors[0]: [L, M, M]", "factors[1]: [K, M, M]", "return: []"
+    )
+    def prior_correction(
+        self, features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]
+    ) -> tf.Tensor:
         """E_q[log p_φ(f_M) - log p(f_M)], nats: what weight space misses of KL[q ‖ p].
 
         :param features: φ of the M points; K is L, or 1 where latent GPs share features.
+        :param factors: :meth:`prior_factors` of the M points.
         """
-        network = self.inference_network
-        prior, features_prior = self.measured_priors(points, features)
-        root = network.weights.project(features)
-        mean = tf.transpose(network.weights.mean(features))
-        return tf.reduce_sum(gaussians.expected_log_ratio(mean, root, features_prior, prior))
+        weights = self.inference_network.weights
+        prior, features_prior = factors
+        mean = tf.transpose(weights.mean(features))
+        return tf.reduce_sum(
+            gaussians.expected_log_ratio(mean, weights.project(features), features_prior, prior)
+        )
 
     @check_shapes(
         "points: [M, D]", "features: [K, M, F]", "return[0]: [L, M, M]", "return[1]: [K, M, M]"
     )
-    def measured_priors(
-        self, points: TensorType, features: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Covariances of the model's and of the features' prior at M points, with a nugget."""
+    def prior_factors(self, points: TensorType, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Cholesky factors of the model's and of the features' prior at M points.
+
+        Both with the same nugget, so that it cancels where the features reproduce the kernel.
+
+        :raises tf.errors.InvalidArgumentError: if either is not positive definite.
+        """
         prior = self.prior_covariance(points)
         jitter = gaussians.nugget(prior)
         features_prior = tf.matmul(features, features, transpose_b=True)
-        return gaussians.add_diagonal(prior, jitter), gaussians.add_diagonal(
-            features_prior, jitter[: tf.shape(features)[0]]
+        return gaussians.cholesky(
+            gaussians.add_diagonal(prior, jitter), "the prior at the measurement points"
+        ), gaussians.cholesky(
+            gaussians.add_diagonal(features_prior, jitter[: tf.shape(features)[0]]),
+            "the features' prior at the measurement points",
         )

@@ -76,7 +76,7 @@ class FunctionalMirrorDescent(tf.Module):
         :param conjugate: whether gradient steps use the Gaussian target in closed form; "auto":
             where the likelihood is Gaussian and latent GPs are not mixed.
         :param prior_correction: whether natural steps correct for features that do not reproduce
-            the kernel.
+            the kernel. Without it the kernel's own hyperparameters get no gradient.
         :param noise: how a Gaussian likelihood's variance is learned while it is trainable:
             "objective", by gradient; "training", a moving average of squared residual plus
             variance on the batch, the bound's maximiser; "held-out", of squared residual minus
@@ -133,9 +133,13 @@ class FunctionalMirrorDescent(tf.Module):
         :param held_out: rows that no step trains on, for ``noise="held-out"``.
         :raises ValueError: for data or settings that the model cannot be trained with.
         """
+        bound = self._built_for is not None
         self.build(model)
+        batch = model.checked(batch)
+        if not bound:
+            model.initialise(batch[0])
         held_out = model.checked(held_out) if held_out is not None else None
-        return self.compiled_step()(model.checked(batch), held_out)
+        return self.compiled_step()(batch, held_out)
 
     def build(self, model: GPNet) -> None:
         """Bind to the model and make all state, so that a checkpoint can be restored into it.
@@ -293,12 +297,13 @@ class FunctionalMirrorDescent(tf.Module):
             fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
             loss = network.prior_kl() - fit - model.log_prior_density()
             if corrected:
-                loss += model.prior_correction(points, measured)
+                factors = model.prior_factors(points, measured)
+                loss += model.prior_correction(measured, factors)
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
         site = _site(mean, -d_mean, -d_variance)
         precision, shift = _target_parameters(rows, site)
         if corrected:
-            precision += _correction_precision(model, points, measured)
+            precision += _correction_precision(measured, factors)
         self._natural_parameters.mix(self.step_size(self.t), precision, shift)
         self._apply(gradients)
         self._track_training_noise(X, Y, mean, variance)
@@ -317,7 +322,8 @@ class FunctionalMirrorDescent(tf.Module):
     def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         model = self._model
         points = model.correction_points(X, seed)
-        return _correction_precision(model, points, model.inference_network.latent_features(points))
+        features = model.inference_network.latent_features(points)
+        return _correction_precision(features, model.prior_factors(points, features))
 
     def _gradient_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
         model = self._model
@@ -468,17 +474,12 @@ def _target_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.
     return precision, shift[..., 0]
 
 
-def _correction_precision(model: GPNet, points: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+def _correction_precision(features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
     """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F]; I + C_M is never indefinite."""
-    prior, features_prior = model.measured_priors(points, features)
-    whitened = tf.linalg.triangular_solve(
-        gaussians.cholesky(prior, "the prior at the measurement points"),
-        tf.broadcast_to(features, tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], 0)),
-    )
-    explained = tf.linalg.triangular_solve(
-        gaussians.cholesky(features_prior, "the features' prior at the measurement points"),
-        features,
-    )
+    prior, features_prior = factors
+    shape = tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], axis=0)
+    whitened = tf.linalg.triangular_solve(prior, tf.broadcast_to(features, shape))
+    explained = tf.linalg.triangular_solve(features_prior, features)
     return tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
         explained, explained, transpose_a=True
     )

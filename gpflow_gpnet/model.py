@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
 from gpflow.base import InputData, MeanAndVariance, RegressionData, TensorType
-from gpflow.conditionals.util import expand_independent_outputs, mix_latent_gp
+from gpflow.conditionals.util import mix_latent_gp
 from gpflow.config import default_float
 from gpflow.kernels import Kernel, LinearCoregionalization, MultioutputKernel
 from gpflow.likelihoods import Likelihood, SwitchedLikelihood
@@ -72,7 +72,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises TypeError: for a network that TensorFlow cannot track, or of the wrong type.
         """
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
-        if not isinstance(inference_network, tf.Module):
+        if not isinstance(inference_network, tf.Module) and not callable(inference_network):
             points = check_shape(inference_network, "inference_network")
             inference_network = _network_from_points(kernel, points, num_latent_gps)
             measurement = Empirical(points) if measurement is None else measurement
@@ -147,6 +147,13 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         if self.num_data is None:
             return to_default_float(1.0)
         return to_default_float(self.num_data) / to_default_float(tf.shape(X)[0])
+
+    def initialise(self, X: TensorType) -> None:
+        """Let a network that is still at the prior see the inputs [N, D], or a batch, once."""
+        network = self.inference_network
+        untrained = not isinstance(network, LinearNetwork) or not np.any(network.q_mu.numpy())
+        if untrained and hasattr(network, "initialise"):
+            network.initialise(np.asarray(X))
 
     def checked(self, data: Any) -> RegressionData:
         """Data as tensors; values are checked too where they are known (eagerly).
@@ -246,7 +253,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             return self.training_loss_closure(iter(data), compile=compile)
         batch = to_tensors(data, self.likelihood)
         check_batch(self, batch)
-        check_far_from_origin(self.kernel, np.asarray(batch[0]))
+        check_far_from_origin(self, np.asarray(batch[0]))
         return super().training_loss_closure(batch, compile=compile)
 
     # ------------------------------------------------------------------ predictions
@@ -261,8 +268,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             cov = _latents_first(cov) if full_cov else cov
             mean, cov = mix_latent_gp(self.mixing, mean, cov, full_cov, full_output_cov)
         else:
-            cov = _latents_first(cov) if full_cov and full_output_cov else cov
-            cov = expand_independent_outputs(cov, full_cov, full_output_cov)
+            cov = _independent_outputs(cov, full_cov) if full_output_cov else cov
         return mean + self.mean_function(Xnew), cov
 
     def predict_log_density(
@@ -296,6 +302,17 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             return values + self.mean_function(X)
 
         return functions
+
+
+def _independent_outputs(cov: tf.Tensor, full_cov: bool) -> tf.Tensor:
+    """[..., N, L] to [..., N, L, L], or [..., L, N, N] to [..., N, L, N, L] if full_cov."""
+    if not full_cov:
+        return tf.linalg.diag(cov)
+    rank = len(cov.shape)
+    rows_first = tf.transpose(cov, [*range(rank - 3), rank - 2, rank - 1, rank - 3])
+    return tf.transpose(
+        tf.linalg.diag(rows_first), [*range(rank - 3), rank - 3, rank - 1, rank - 2, rank]
+    )
 
 
 def _latents_first(cov: tf.Tensor) -> tf.Tensor:

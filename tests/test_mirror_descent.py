@@ -195,6 +195,7 @@ def test_natural_step_is_gpflows_natural_gradient_of_the_training_loss(rng, like
     ours, gpflows = make_model(likelihood, 30), make_model(likelihood, 30)
     optimizer = constant_step(0.4)
     network = gpflows.inference_network
+    gpflows.initialise(data[0])  # as the optimiser's first step does for ours
     for _ in range(3):
         optimizer.minimize(ours, data)
         gpflow.optimizers.NaturalGradient(gamma=0.4).minimize(

@@ -3,7 +3,13 @@
 from .base import InferenceNetwork, LinearNetwork
 from .inducing import InducingFeatures
 from .random_features import RFE
-from .weights import DiagonalGaussian, FullGaussian, LowRankGaussian, WeightGaussian
+from .weights import (
+    DiagonalGaussian,
+    FullGaussian,
+    LowRankGaussian,
+    WeightGaussian,
+    weight_gaussian,
+)
 
 __all__ = [
     "DiagonalGaussian",
@@ -14,4 +20,5 @@ __all__ = [
     "LowRankGaussian",
     "RFE",
     "WeightGaussian",
+    "weight_gaussian",
 ]

@@ -1,0 +1,100 @@
+"""Callbacks with a view of model and history."""
+
+import numpy as np
+import pytest
+from gpflow.keras import tf_keras
+from line_model import Line
+
+import gpflow_gpnet as gpn
+from gpflow_gpnet.callbacks import Callback, EarlyStopping
+
+X = np.linspace(-1, 1, 8)[:, None]
+
+
+def fit(callbacks, num_steps=40, **kwargs):
+    """Training pulls the slope from 0 to 9 by 0.1 a step; 1 is best on the validation data."""
+    model = Line(8)
+    settings = {"validation_data": (X, X), "validate_every": 1, **kwargs}
+    history = gpn.fit(
+        model,
+        (X, 9 * X),
+        optimizer=tf_keras.optimizers.Adam(0.1),
+        num_steps=num_steps,
+        batch_size=8,
+        progress=False,
+        callbacks=callbacks,
+        **settings,
+    )
+    return model, history
+
+
+@pytest.mark.parametrize("patience", [1, 3])
+def test_early_stopping_goes_back_to_the_best_step(patience):
+    stopping = EarlyStopping(patience)
+    model, history = fit([stopping])
+    best = int(np.argmin(history["validation_nlpd"])) + 1
+    assert stopping.best_step == best and 9 <= best <= 12
+    assert history["step"][-1] == best + patience
+    np.testing.assert_allclose(model.slope, 1.0, atol=0.06)
+
+
+def test_early_stopping_may_keep_the_last_step():
+    model, history = fit([EarlyStopping(4, restore_best=False)])
+    assert history["step"][-1] < 40
+    assert model.slope.numpy() > 1.3
+
+
+def test_without_patience_only_the_best_step_is_restored():
+    stopping = EarlyStopping(None)
+    model, history = fit([stopping], num_steps=20)
+    assert history["step"][-1] == 20
+    np.testing.assert_allclose(model.slope, 1.0, atol=0.06)
+
+
+def test_small_improvements_do_not_count():
+    stopping = EarlyStopping(2, min_delta=100.0)
+    _, history = fit([stopping])
+    assert stopping.best_step == 1 and history["step"][-1] == 3
+
+
+def test_patience_counts_validations_not_steps():
+    _, history = fit([EarlyStopping(2)], validate_every=3, log_every=1)
+    scores = history["validation_nlpd"]
+    best = history["step"][np.nanargmin(scores)]
+    assert history["step"][-1] == best + 6
+
+
+def test_a_second_run_starts_afresh():
+    stopping = EarlyStopping(2)
+    fit([stopping])
+    first = stopping.best_step
+    fit([stopping])
+    assert stopping.best_step == first
+
+
+def test_early_stopping_needs_validation():
+    with pytest.raises(ValueError, match="give fit validation_data"):
+        fit([EarlyStopping()], num_steps=2, validation_data=None)
+
+
+def test_patience_must_be_positive():
+    with pytest.raises(ValueError, match="patience must be at least 1 or None, got 0"):
+        EarlyStopping(0)
+
+
+def test_callbacks_see_the_start_each_step_and_the_end():
+    events = []
+
+    class Recorder(Callback):
+        def on_start(self, model, history):
+            super().on_start(model, history)
+            events.append(("start", model.slope.numpy(), history.num_rows))
+
+        def __call__(self, step):
+            events.append((step, self.model.slope.numpy() > 0.0, self.history.num_rows))
+
+        def on_end(self):
+            events.append("end")
+
+    fit([Recorder()], num_steps=2)
+    assert events == [("start", 0.0, 0), (1, True, 1), (2, True, 2), "end"]

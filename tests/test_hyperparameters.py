@@ -1,0 +1,49 @@
+"""Hyperparameters from an exact GP on a subset."""
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+from gpflow.likelihoods import Gaussian
+
+import gpflow_gpnet as gpn
+
+RBF = gpflow.kernels.SquaredExponential
+
+
+def make_data(rng, num=20):
+    X = rng.uniform(-2, 2, size=(num, 1))
+    return X, 3.0 + np.sin(3 * X) + 0.2 * rng.normal(size=X.shape)
+
+
+def test_maximises_the_exact_marginal_likelihood(rng):
+    X, Y = make_data(rng)
+    kernel, likelihood = RBF(), Gaussian()
+    mean_function = gpflow.mean_functions.Constant(0.0)
+    gpn.fit_hyperparameters(kernel, likelihood, (X.tolist(), Y), mean_function=mean_function)
+    model = gpflow.models.GPR((X, Y), kernel, mean_function, likelihood=likelihood)
+    start = gpflow.models.GPR((X, Y), RBF(), gpflow.mean_functions.Constant(0.0))
+    assert model.log_marginal_likelihood() > start.log_marginal_likelihood() + 5.0
+    with tf.GradientTape() as tape:
+        loss = model.training_loss()
+    assert len(model.trainable_variables) == 4
+    for gradient in tape.gradient(loss, model.trainable_variables):
+        np.testing.assert_allclose(gradient, 0.0, atol=1e-2)
+
+
+def test_takes_a_random_subset_and_leaves_frozen_parameters(rng):
+    """A subset of one row says nothing of the lengthscale, so its rows must be few to matter."""
+    data = make_data(rng)
+    fitted = []
+    for seed in (0, 0, 1):
+        kernel, likelihood = RBF(), Gaussian(0.05)
+        gpflow.set_trainable(likelihood, False)
+        gpn.fit_hyperparameters(kernel, likelihood, data, num_points=6, max_iterations=5, seed=seed)
+        assert likelihood.variance.numpy() == pytest.approx(0.05)
+        fitted.append(kernel.lengthscales.numpy())
+    assert fitted[0] == fitted[1] != fitted[2]
+
+
+def test_needs_a_gaussian_likelihood(rng):
+    with pytest.raises(TypeError, match="likelihood must be Gaussian, got Poisson"):
+        gpn.fit_hyperparameters(RBF(), gpflow.likelihoods.Poisson(), make_data(rng))
