@@ -126,7 +126,9 @@ class FunctionalMirrorDescent(tf.Module):
     def minimize(
         self, model: GPNet, batch: RegressionData, held_out: RegressionData | None = None
     ) -> tf.Tensor:
-        """One step on one batch. Returns the training loss before it, nats.
+        """One step on one batch. Returns the training loss, nats.
+
+        After the weights' part of a natural step and before all else; before a gradient step.
 
         :param model: always the same one.
         :param batch: X [B, D] and Y [B, P].
@@ -194,7 +196,10 @@ class FunctionalMirrorDescent(tf.Module):
         steps works: ask again after ``set_trainable``.
         """
         network_variables, hyper_variables = self._variables()
-        key = tuple(id(variable) for variable in (*network_variables, *hyper_variables))
+        key = (
+            self._tracks_noise,
+            *(id(variable) for variable in (*network_variables, *hyper_variables)),
+        )
         if key not in self._compiled.step:
             self._adam._create_all_weights(network_variables)
             self._hyper_adam._create_all_weights(hyper_variables)
@@ -238,6 +243,11 @@ class FunctionalMirrorDescent(tf.Module):
 
     # ------------------------------------------------------------------ the compiled step
 
+    @property
+    def _tracks_noise(self) -> bool:
+        parameter = _noise_parameter(self._model)
+        return self.noise != "objective" and parameter is not None and parameter.trainable
+
     def _variables(self) -> tuple[list[tf.Variable], list[tf.Variable]]:
         """Trainable variables that take Adam steps: the network's, and hyperparameters."""
         model = self._model
@@ -258,7 +268,7 @@ class FunctionalMirrorDescent(tf.Module):
 
     def _step(self, batch: RegressionData, held_out: RegressionData | None = None) -> tf.Tensor:
         X, Y = batch
-        if self.noise == "held-out":
+        if self.noise == "held-out" and self._tracks_noise:
             if held_out is None:
                 raise ValueError('noise="held-out" needs held_out rows at each step.')
             mean, variance = self._model.predict_f(held_out[0])
@@ -282,6 +292,7 @@ class FunctionalMirrorDescent(tf.Module):
                 adam.apply_gradients(pairs)
 
     def _natural_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        """Move the weights, then everything else by the gradient at the moved weights."""
         model, network = self._model, self._model.inference_network
         network_variables, hyper_variables = self._variables()
         variables = network_variables + hyper_variables
@@ -292,32 +303,25 @@ class FunctionalMirrorDescent(tf.Module):
             points = model.correction_points(X, self._measurement_seed()) if corrected else X[:0]
             features = network.latent_features(tf.concat([X, points], axis=0))
             rows, measured = features[..., :batch, :], features[..., batch:, :]
+            factors = model.prior_factors(points, measured) if corrected else None
+            with tape.stop_recording():
+                precision, shift = _target_parameters(rows, _site(model, X, Y, rows))
+                if factors is not None:
+                    precision += _correction_precision(measured, factors)
+                self._natural_parameters.mix(self.step_size(self.t), precision, shift)
             mean, variance = network.marginals(rows, X)
-            tape.watch([mean, variance])
             fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
             loss = network.prior_kl() - fit - model.log_prior_density()
-            if corrected:
-                factors = model.prior_factors(points, measured)
+            if factors is not None:
                 loss += model.prior_correction(measured, factors)
-        *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
-        site = _site(mean, -d_mean, -d_variance)
-        precision, shift = _target_parameters(rows, site)
-        if corrected:
-            precision += _correction_precision(measured, factors)
-        self._natural_parameters.mix(self.step_size(self.t), precision, shift)
-        self._apply(gradients)
+        self._apply(tape.gradient(loss, variables))
         self._track_training_noise(X, Y, mean, variance)
         return loss
 
     def _target(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Natural parameters that a natural step with β = 1 moves to, features frozen."""
-        model, network = self._model, self._model.inference_network
-        rows = network.latent_features(X)
-        mean, variance = network.marginals(rows, X)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([mean, variance])
-            fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
-        return _target_parameters(rows, _site(mean, *tape.gradient(fit, [mean, variance])))
+        rows = self._model.inference_network.latent_features(X)
+        return _target_parameters(rows, _site(self._model, X, Y, rows))
 
     def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         model = self._model
@@ -399,7 +403,7 @@ class FunctionalMirrorDescent(tf.Module):
     def _track_training_noise(
         self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
     ) -> None:
-        if self.noise == "training":
+        if self.noise == "training" and self._tracks_noise:
             mean, variance = self._model.outputs(X, mean, variance)
             self._track_noise(tf.square(Y - mean) + variance)
 
@@ -459,8 +463,24 @@ def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
     parameter.assign(tf.reshape(value, parameter.shape))
 
 
-def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor) -> _Site:
-    """Site from the gradients of the scaled expected log-likelihood, precision kept >= 0."""
+def _site(model: GPNet, X: tf.Tensor, Y: tf.Tensor, features: tf.Tensor) -> _Site:
+    """What the scaled likelihood of a batch is, or nearly is, as a Gaussian of the latent GPs.
+
+    Exact for a Gaussian likelihood; else from the gradients of the expected log-likelihood at the
+    present marginals (Khan and Lin 2017), with a precision kept >= 0.
+    """
+    scale = model.likelihood_scale(X)
+    if _is_conjugate(model):
+        residual = Y - model.mean_function(X)
+        precision = scale / model.likelihood.variance_at(X) * tf.ones_like(residual)
+        return _Site(precision, precision * residual)
+    mean, variance = model.inference_network.marginals(features, X)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch([mean, variance])
+        fit = scale * model.expected_log_likelihood(X, mean, variance, Y)
+    d_mean, d_variance = tape.gradient(
+        fit, [mean, variance], unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
     precision = tf.maximum(-2.0 * d_variance, 0.0)
     return _Site(precision, d_mean + precision * mean)
 

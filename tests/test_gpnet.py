@@ -207,7 +207,7 @@ def test_nothing_changes_the_model_s_state(rng):
     before = [variable.numpy() for variable in model.variables]
     data = make_data(rng)
     model.elbo(data)
-    model.training_loss_closure(data)()
+    model.training_loss_closure(data, compile=False)()
     model.predict_y(XNEW)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
@@ -221,18 +221,17 @@ def test_training_loss_is_minus_elbo_minus_log_prior(rng):
     assert abs(log_prior) > 0.01
     expected = -model.elbo(data) - log_prior
     np.testing.assert_allclose(model.training_loss(data), expected, rtol=1e-12)
-    np.testing.assert_allclose(model.training_loss_closure(data)(), expected, rtol=1e-9)
     stream = iter(tf.data.Dataset.from_tensors(data).repeat())
-    np.testing.assert_allclose(model.training_loss_closure(stream)(), expected, rtol=1e-9)
+    for source in (data, stream):
+        closure = model.training_loss_closure(source, compile=False)
+        np.testing.assert_allclose(closure(), expected, rtol=1e-12)
     np.testing.assert_array_equal(model.maximum_log_likelihood_objective(data), model.elbo(data))
 
 
-@pytest.mark.parametrize(
-    "kernel", [kernels.Linear(1.3) + kernels.Constant(0.4), kernels.Polynomial(3, 0.7, 0.5)]
-)
-def test_elbo_is_below_the_marginal_likelihood_and_reaches_it(rng, kernel):
+def test_elbo_is_below_the_marginal_likelihood_and_reaches_it(rng):
     """Features of the kernel itself: the posterior is in the family."""
     data = make_data(rng)
+    kernel = kernels.Polynomial(3, 0.7, 0.5)
     network = gpn.RFE(kernel, 1)
     model = gpn.GPNet(kernel, Gaussian(0.04), network, num_data=30)
     evidence = gpflow.models.GPR(data, kernel, noise_variance=0.04).log_marginal_likelihood()

@@ -197,12 +197,14 @@ def test_warp_deforms_inputs_once_trained(rng):
 
 @pytest.mark.parametrize("warp", [None, (5,)], ids=["plain", "warped"])
 def test_initialise_centres_without_changing_the_prior(warp):
-    X = [1e6, -40.0] + inputs()
+    X = np.array([1e6, -40.0]) + inputs()
     kernel = ard()
     network = gpn.RFE(kernel, num_features=2_000, covariance="diag", warp=warp)
     network.initialise(X)
     np.testing.assert_allclose(network.center, X.mean(axis=0))
     centred = gpn.RFE(kernel, num_features=2_000, covariance="diag")
+    features = centred.features(X - X.mean(axis=0))
+    np.testing.assert_allclose(network.features(X), features, atol=1e-7)
     expected = centred(X - X.mean(axis=0), full_cov=True)[1]
     np.testing.assert_allclose(network(X, full_cov=True)[1], expected, atol=1e-7)
     np.testing.assert_allclose(expected[0], kernel(inputs()), atol=5 * 0.04)

@@ -1,0 +1,20 @@
+"""The README's code runs as it stands."""
+
+import re
+from pathlib import Path
+
+import gpflow_gpnet as gpn
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_python_blocks_of_the_readme_run():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 3
+    scope: dict = {}
+    for block in blocks:
+        exec(block.replace("num_steps=200", "num_steps=2"), scope)
+    assert scope["f"](scope["X"][:4]).shape == (10, 4, 1)
+    assert isinstance(scope["model"].inference_network, scope["Quadratic"])
+    X, Y = scope["X"][:100, :1], scope["Y"][:100]
+    gpn.fit(scope["model"], (X, Y), num_steps=2, progress=False)
