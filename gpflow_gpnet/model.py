@@ -66,8 +66,8 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :param measurement: c(x), a distribution of :mod:`gpflow_gpnet.measurement`, an array of
             points to draw from, or any callable n -> [n, D]. None: the batch's own inputs and
             kernel-smoothed copies of them, half each.
-        :param num_measurement_points: M; by default as many as the batch has rows, 200 at most
-            where only the prior correction of a linear network is measured.
+        :param num_measurement_points: M; by default as many as the batch has rows. For the prior
+            correction of a linear network, by default no more than 200 or half its features.
         :raises ValueError: naming the argument that does not fit.
         :raises TypeError: for a network that TensorFlow cannot track, or of the wrong type.
         """
@@ -248,7 +248,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                 raise ValueError(
                     "num_data is None: minibatches need the number of data N, pass num_data=N."
                 )
-            return super().training_loss_closure(data, compile=compile)
+            if hasattr(data, "element_spec"):  # a dataset's iterator
+                return super().training_loss_closure(data, compile=compile)
+            loss = self._training_loss
+            if compile:
+                loss = tf.function(loss, autograph=False, reduce_retracing=True)
+            return lambda: loss(self.checked(next(data)))
         if isinstance(data, tf.data.Dataset):
             return self.training_loss_closure(iter(data), compile=compile)
         batch = to_tensors(data, self.likelihood)

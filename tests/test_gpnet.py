@@ -538,3 +538,21 @@ def test_a_keras_3_model_as_the_network_is_refused_by_name():
     keras = pytest.importorskip("keras", minversion="3.0")
     with pytest.raises(TypeError, match="got Sequential"):
         gpn.GPNet(RBF(), Gaussian(), keras.Sequential([keras.layers.Dense(1)]), num_data=30)
+
+
+@pytest.mark.parametrize("source", ["dataset", "dataset iterator", "generator"])
+def test_training_loss_closure_takes_any_source_of_batches(rng, source):
+    """A new batch each call."""
+    model, (X, Y) = make_model(), make_data(rng)
+    batches = [(X[:10], Y[:10]), (X[10:], Y[10:])]
+    expected = [float(model.training_loss(batch)) for batch in batches]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(batches),
+        output_signature=(
+            tf.TensorSpec([None, 1], tf.float64),
+            tf.TensorSpec([None, 1], tf.float64),
+        ),
+    )
+    data = {"dataset": dataset, "dataset iterator": iter(dataset), "generator": iter(batches)}
+    closure = model.training_loss_closure(data[source])
+    np.testing.assert_allclose([float(closure()) for _ in batches], expected, rtol=1e-9)
