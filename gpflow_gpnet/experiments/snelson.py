@@ -285,6 +285,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/snelson"), help="output folder")
     parser.add_argument("--full", action="store_true", help="the paper's 40,000 iterations")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), help="default: all")
+    parser.add_argument(
+        "--points", nargs="*", type=int, choices=MEASUREMENTS, help="M; default: all"
+    )
     parser.add_argument("--steps", type=int, help="at most so many steps, for a quick look")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -305,6 +308,8 @@ def run(options: argparse.Namespace) -> list[Row]:
     noisier = None
     for method in options.methods or METHODS:
         for M in METHODS[method][2]:
+            if options.points and M not in options.points:
+                continue
             models[method, M], row = train(problem, method, M, budget, options.seed, progress=True)
             rows.append(row)
             print(
@@ -325,7 +330,7 @@ def run(options: argparse.Namespace) -> list[Row]:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-    if options.methods is None:
+    if options.methods is None and options.points is None:
         draw_grid(problem, models, options.out / "posteriors.png")
         draw_details(problem, models, options.out / "natural_and_fbnn.png")
     print(f"Written to {options.out}.")
