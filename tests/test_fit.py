@@ -34,6 +34,12 @@ def fit(model, data, num_steps=5, **kwargs):
     return gpn.fit(model, data, num_steps=num_steps, **kwargs)
 
 
+def keras_version():
+    import keras
+
+    return keras.__version__
+
+
 def adam(rate=0.1):
     return tf_keras.optimizers.Adam(rate)
 
@@ -329,6 +335,8 @@ def test_a_resumed_gpnet_goes_on_as_if_never_stopped(rng, tmp_path):
 @pytest.mark.parametrize("name", ["tf_keras", "legacy", "keras"])
 def test_a_resumed_keras_optimizer_goes_on_as_if_never_stopped(rng, tmp_path, name):
     data, slopes = make_data(rng), []
+    if name == "keras" and tuple(map(int, keras_version().split(".")[:2])) < (3, 3):
+        pytest.skip("TensorFlow cannot save the optimisers of this Keras 3.")
     for num_steps, folder in ((6, "whole"), (3, "parts"), (6, "parts")):
         model = Line(10)
         optimizer = make_adam(name)
