@@ -195,7 +195,7 @@ class FunctionalMirrorDescent(tf.Module):
         """
         network_variables, hyper_variables = self._variables()
         key = (
-            self._tracks_noise,
+            self._noise,
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
         if key not in self._compiled.step:
@@ -242,9 +242,10 @@ class FunctionalMirrorDescent(tf.Module):
     # ------------------------------------------------------------------ the compiled step
 
     @property
-    def _tracks_noise(self) -> bool:
+    def _noise(self) -> str:
+        """:attr:`noise`, but "objective" (no tracking) while the variance is frozen."""
         parameter = _noise_parameter(self._model)
-        return self.noise != "objective" and parameter is not None and parameter.trainable
+        return self.noise if parameter is not None and parameter.trainable else "objective"
 
     def _variables(self) -> tuple[list[tf.Variable], list[tf.Variable]]:
         """Trainable variables that take Adam steps: the network's, and hyperparameters."""
@@ -266,7 +267,7 @@ class FunctionalMirrorDescent(tf.Module):
 
     def _step(self, batch: RegressionData, held_out: RegressionData | None = None) -> tf.Tensor:
         X, Y = batch
-        if self.noise == "held-out" and self._tracks_noise:
+        if self._noise == "held-out":
             if held_out is None:
                 raise ValueError('noise="held-out" needs held_out rows at each step.')
             mean, variance = self._model.predict_f(held_out[0])
@@ -318,7 +319,8 @@ class FunctionalMirrorDescent(tf.Module):
             precision += _correction_precision(measured, factors)
         self._natural_parameters.mix(self.step_size(self.t), precision, shift)
         self._apply(gradients)
-        self._track_training_noise(X, Y, mean, variance)
+        if self._noise == "training":
+            self._track_training_noise(X, Y, mean, variance)
         return loss
 
     def _target(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -354,7 +356,7 @@ class FunctionalMirrorDescent(tf.Module):
                 loss = -model.functional_elbo(X, Y, points)
             loss -= model.log_prior_density()
         self._apply(tape.gradient(loss, variables))
-        if self.noise == "training":
+        if self._noise == "training":
             self._track_training_noise(X, Y, *model.inference_network(X))
         return loss
 
@@ -413,9 +415,8 @@ class FunctionalMirrorDescent(tf.Module):
     def _track_training_noise(
         self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
     ) -> None:
-        if self.noise == "training" and self._tracks_noise:
-            mean, variance = self._model.outputs(X, mean, variance)
-            self._track_noise(tf.square(Y - mean) + variance)
+        mean, variance = self._model.outputs(X, mean, variance)
+        self._track_noise(tf.square(Y - mean) + variance)
 
 
 def mirror_step_target(

@@ -126,11 +126,6 @@ def gap(problem: Problem, model: Any, reference: gpflow.models.GPR) -> dict[str,
     }
 
 
-def network(problem: Problem) -> gpn.RFE:
-    """The paper's network: 20 random frequencies of the prior's kernel."""
-    return gpn.RFE(problem.kernel, 1, NUM_FREQUENCIES)
-
-
 def svgp(problem: Problem, M: int, budget: Budget) -> tuple[Any, Any, int]:
     """GPflow's SVGP with M inducing inputs spread over the data."""
     Z = np.quantile(problem.data[0], (np.arange(M) + 0.5) / M)[:, None]
@@ -143,43 +138,37 @@ def gradient_gpnet(problem: Problem, M: int, budget: Budget) -> tuple[Any, Any, 
     optimizer = gpn.FunctionalMirrorDescent(
         gpn.InverseSqrt(1.0, 0.1), budget.learning_rate, natural=False
     )
-    return _gpnet(problem, M), optimizer, budget.steps
+    return _with_network(gpn.GPNet, problem, M), optimizer, budget.steps
 
 
 def natural_gpnet(problem: Problem, M: int, budget: Budget) -> tuple[Any, Any, int]:
     """Natural steps for the weights, Adam for the frequencies."""
     steps = budget.natural_steps
     optimizer = gpn.FunctionalMirrorDescent(gpn.InverseSqrt(1.0, 0.1), gpn.LinearDecay(0.02, steps))
-    return _gpnet(problem, M), optimizer, steps
-
-
-def _gpnet(problem: Problem, M: int) -> gpn.GPNet:
-    return gpn.GPNet(
-        problem.kernel,
-        problem.likelihood,
-        network(problem),
-        num_data=NUM_POINTS,
-        measurement=problem.measurement,
-        num_measurement_points=M,
-    )
+    return _with_network(gpn.GPNet, problem, M), optimizer, steps
 
 
 def fbnn(scaled: bool) -> Callable[[Problem, int, Budget], tuple[Any, Any, int]]:
     """The functional variational baseline, with the likelihood scaled by N / B or not."""
 
     def build(problem: Problem, M: int, budget: Budget) -> tuple[Any, Any, int]:
-        model = gpn.FBNN(
-            problem.kernel,
-            problem.likelihood,
-            network(problem),
-            num_data=NUM_POINTS,
-            measurement=problem.measurement,
-            num_measurement_points=M,
-            scale_likelihood=scaled,
-        )
+        model = _with_network(gpn.FBNN, problem, M, scale_likelihood=scaled)
         return model, _adam(budget), budget.steps
 
     return build
+
+
+def _with_network(model_class: Any, problem: Problem, M: int, **kwargs: Any) -> Any:
+    """A model on the paper's network: 20 random frequencies of the prior's kernel."""
+    return model_class(
+        problem.kernel,
+        problem.likelihood,
+        gpn.RFE(problem.kernel, 1, NUM_FREQUENCIES),
+        num_data=NUM_POINTS,
+        measurement=problem.measurement,
+        num_measurement_points=M,
+        **kwargs,
+    )
 
 
 def _adam(budget: Budget) -> Any:
