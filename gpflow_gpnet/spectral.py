@@ -6,6 +6,7 @@ spectral measure (Rahimi and Recht 2007). ``spectral_measure.register(Class)`` a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ from gpflow.kernels import (
     Sum,
 )
 from gpflow.utilities import Dispatcher
+from scipy import stats
+from scipy.stats import qmc
 
 __all__ = [
     "KernelDispatcher",
@@ -48,7 +51,8 @@ __all__ = [
 ]
 
 Draw = Callable[[int, np.random.Generator], tuple[AnyNDArray, AnyNDArray]]
-Scale = Callable[[int, np.random.Generator], AnyNDArray]
+Scale = Callable[[AnyNDArray], AnyNDArray]
+"""From a level in (0, 1) to the quantile of the scale."""
 
 
 class NoSpectralMeasureError(ValueError):
@@ -251,16 +255,34 @@ def _spread_lengthscales(kernel: Stationary, input_dim: int) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(infinite, columns[:, None], lengthscales)
 
 
+def _low_discrepancy(num: int, dim: int, rng: np.random.Generator) -> AnyNDArray:
+    """Points [num, dim] of the unit cube, spread evenly; each one uniform.
+
+    A scrambled Sobol sequence whose coordinates are moved into num equal strata, for any num; in
+    random order, since a regular subset of the sequence is far from even.
+    """
+    with warnings.catch_warnings():  # of numbers that are not powers of two, for which strata help
+        warnings.simplefilter("ignore", UserWarning)
+        points = qmc.Sobol(dim, seed=rng).random(num)
+    strata = np.argsort(np.argsort(points, axis=0), axis=0)
+    return rng.permutation((strata + rng.random((num, dim))) / num)
+
+
 def _scale_mixture(kernel: Stationary, input_dim: int, scale: Scale) -> SpectralMeasure:
-    """Measure of frequencies scale * N(0, I), with one draw of the scale for each frequency."""
+    """Measure of frequencies scale * N(0, I), with one draw of the scale for each frequency.
+
+    Draws are quasi-random: a few frequencies cover the measure far better than independent ones.
+    """
     columns = active_columns(kernel, input_dim)
     lengthscales = np.ones(input_dim)
     lengthscales[columns] = kernel.lengthscales.numpy()
 
     def draw(num: int, rng: np.random.Generator) -> tuple[AnyNDArray, AnyNDArray]:
         frequencies = np.zeros((num, input_dim))
-        normal = rng.standard_normal((num, len(columns)))
-        frequencies[:, columns] = scale(num, rng)[:, None] * normal
+        levels = _low_discrepancy(num, len(columns) + 1, rng)
+        # w and -w are the same frequency: half of the space is enough, in one coordinate.
+        levels[:, 1] = 0.5 + 0.5 * levels[:, 1]
+        frequencies[:, columns] = scale(levels[:, :1]) * stats.norm.ppf(levels[:, 1:])
         return frequencies, np.full(num, 1.0 / num)
 
     return SpectralMeasure(float(kernel.variance.numpy()), lengthscales, draw)
@@ -268,12 +290,12 @@ def _scale_mixture(kernel: Stationary, input_dim: int, scale: Scale) -> Spectral
 
 def _student(degrees: int) -> Scale:
     """Scale that turns a normal into Student's t, the spectrum of Matérn kernels."""
-    return lambda num, rng: np.sqrt(degrees / rng.chisquare(degrees, num))
+    return lambda level: np.sqrt(degrees / stats.chi2.ppf(level, degrees))
 
 
 @spectral_measure.register(SquaredExponential)
 def _squared_exponential(kernel: SquaredExponential, input_dim: int) -> SpectralMeasure:
-    return _scale_mixture(kernel, input_dim, lambda num, rng: np.ones(num))
+    return _scale_mixture(kernel, input_dim, np.ones_like)
 
 
 @spectral_measure.register(Matern12)
@@ -294,14 +316,14 @@ def _matern52(kernel: Matern52, input_dim: int) -> SpectralMeasure:
 @spectral_measure.register(Exponential)
 def _exponential(kernel: Exponential, input_dim: int) -> SpectralMeasure:
     # GPflow's Exponential is exp(-r / 2).
-    return _scale_mixture(kernel, input_dim, lambda num, rng: 0.5 * _student(1)(num, rng))
+    return _scale_mixture(kernel, input_dim, lambda level: 0.5 * _student(1)(level))
 
 
 @spectral_measure.register(RationalQuadratic)
 def _rational_quadratic(kernel: RationalQuadratic, input_dim: int) -> SpectralMeasure:
     alpha = float(kernel.alpha.numpy())
     return _scale_mixture(
-        kernel, input_dim, lambda num, rng: np.sqrt(rng.gamma(alpha, 1.0 / alpha, num))
+        kernel, input_dim, lambda level: np.sqrt(stats.gamma.ppf(level, alpha) / alpha)
     )
 
 
