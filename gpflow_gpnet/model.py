@@ -16,6 +16,7 @@ from gpflow.kernels import Kernel, LinearCoregionalization, MultioutputKernel
 from gpflow.likelihoods import Likelihood, SwitchedLikelihood
 from gpflow.mean_functions import MeanFunction
 from gpflow.models import ExternalDataTrainingLossMixin, GPModel
+from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import to_default_float
 
 from . import gaussians
@@ -30,9 +31,12 @@ from .measurement import (
     Mixture,
     as_measurement,
 )
+from .posterior import NetworkPosterior
 from .spectral import NoSpectralMeasureError
 
 __all__ = ["InferenceNetworkModel"]
+
+_GIB = 2**30
 
 
 class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
@@ -41,6 +45,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     Notation: N data (``num_data``), B rows of a batch, M measurement points, D inputs, P outputs,
     L latent GPs.
     """
+
+    prediction_rows: int = 4096
+    """Rows that eager predictions of marginals treat at a time, so that memory stays bounded."""
+
+    max_covariance_gib: float = 16.0
+    """The largest full covariance that predictions make, GiB; more is refused."""
 
     def __init__(
         self,
@@ -267,21 +277,90 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_f(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
+        mean, cov = self.conditional(Xnew, full_cov, full_output_cov)
+        return mean + self.mean_function(tf.convert_to_tensor(Xnew, default_float())), cov
+
+    @check_shapes(
+        "Xnew: [batch..., N, D]",
+        "return[0]: [batch..., N, P]",
+        "return[1]: [batch..., N, P, N, P] if full_cov and full_output_cov",
+        "return[1]: [batch..., P, N, N] if full_cov and (not full_output_cov)",
+        "return[1]: [batch..., N, P, P] if (not full_cov) and full_output_cov",
+        "return[1]: [batch..., N, P] if (not full_cov) and (not full_output_cov)",
+    )
+    def conditional(
+        self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
+    ) -> MeanAndVariance:
+        """:meth:`predict_f` without the mean function.
+
+        :raises ValueError: for a full covariance larger than :attr:`max_covariance_gib`.
+        """
         Xnew = tf.convert_to_tensor(Xnew, default_float())
+        if full_cov:
+            self._check_covariance_size(Xnew)
+            return self._conditional(Xnew, full_cov, full_output_cov)
+        return self._in_chunks(lambda X: self._conditional(X, False, full_output_cov), Xnew)
+
+    def _conditional(
+        self, Xnew: tf.Tensor, full_cov: bool, full_output_cov: bool
+    ) -> MeanAndVariance:
         mean, cov = self.inference_network(Xnew, full_cov=full_cov)
         if self.mixing is not None:
             cov = _latents_first(cov) if full_cov else cov
-            mean, cov = mix_latent_gp(self.mixing, mean, cov, full_cov, full_output_cov)
-        else:
-            cov = _independent_outputs(cov, full_cov) if full_output_cov else cov
-        return mean + self.mean_function(Xnew), cov
+            return mix_latent_gp(self.mixing, mean, cov, full_cov, full_output_cov)
+        return mean, _independent_outputs(cov, full_cov) if full_output_cov else cov
+
+    def posterior(
+        self, precompute_cache: PrecomputeCacheType | str | None = PrecomputeCacheType.TENSOR
+    ) -> NetworkPosterior:
+        """GPflow's posterior object; always up to date, since there is nothing to cache.
+
+        :param precompute_cache: "tensor", "variable", "nocache" or None, as for SVGP.
+        """
+        return NetworkPosterior(self, precompute_cache)
+
+    def _check_covariance_size(self, Xnew: tf.Tensor) -> None:
+        if not Xnew.shape.is_fully_defined():
+            return
+        *batch, rows, _ = Xnew.shape
+        entries = np.prod(batch, dtype=float) * self.num_latent_gps * float(rows) ** 2
+        size = entries * Xnew.dtype.size / _GIB
+        if size > self.max_covariance_gib:
+            raise ValueError(
+                f"full_cov=True for Xnew of shape {tuple(Xnew.shape)} needs a covariance of "
+                f"{size:.3g} GiB, more than max_covariance_gib={self.max_covariance_gib:g}: ask "
+                "for marginals (full_cov=False) or fewer rows, or raise max_covariance_gib."
+            )
+
+    def _in_chunks(self, predict: Callable[..., Any], *arrays: tf.Tensor) -> Any:
+        """Apply to :attr:`prediction_rows` rows at a time; in one piece inside ``tf.function``."""
+        rows, size = arrays[0].shape[0], self.prediction_rows
+        if size < 1:
+            raise ValueError(f"prediction_rows must be at least 1, got {size}.")
+        if not tf.executing_eagerly() or arrays[0].shape.rank != 2 or rows <= size:
+            return predict(*arrays)
+        parts = [
+            predict(*(array[start : start + size] for array in arrays))
+            for start in range(0, rows, size)
+        ]
+        return tf.nest.map_structure(lambda *pieces: tf.concat(pieces, axis=0), *parts)
+
+    @inherit_check_shapes
+    def predict_y(
+        self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
+    ) -> MeanAndVariance:
+        Xnew = tf.convert_to_tensor(Xnew, default_float())
+        predict = super().predict_y
+        return self._in_chunks(lambda X: predict(X, full_cov, full_output_cov), Xnew)
 
     def predict_log_density(
         self, data: RegressionData, full_cov: bool = False, full_output_cov: bool = False
     ) -> tf.Tensor:
         """log p(y | data) at each row [N], nats."""
-        return super().predict_log_density(
-            to_tensors(data, self.likelihood), full_cov, full_output_cov
+        predict = super().predict_log_density
+        return self._in_chunks(
+            lambda X, Y: predict((X, Y), full_cov, full_output_cov),
+            *to_tensors(data, self.likelihood),
         )
 
     def sample_functions(

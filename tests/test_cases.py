@@ -1,4 +1,4 @@
-"""Cases H1 to H6 and H11: small data sets distilled from users' reports, with their numbers."""
+"""Cases H1 to H8, H11, H12: small data sets distilled from users' reports, with their numbers."""
 
 import gpflow
 import numpy as np
@@ -396,3 +396,126 @@ def test_h11_tf_keras_adam_minimizes_the_closure(rng):
     for _ in range(5):
         adam.minimize(loss, model.trainable_variables)
     assert float(loss()) < start
+
+
+# ------------------------------------------------------------------ H7: classes
+
+
+def h7_model(likelihood, num_latent_gps=3):
+    """q with mean (1, 0, -1) and variance (.5, 1, 2) at x = 1: one linear feature for each."""
+    kernel = gpflow.kernels.Linear()
+    network = gpn.RFE(kernel, 1, num_latent_gps=num_latent_gps)
+    if num_latent_gps == 3:
+        network.q_mu.assign([[1.0, 0.0, -1.0]])
+        network.q_sqrt.assign(np.sqrt([0.5, 1.0, 2.0])[:, None, None])
+    return gpn.GPNet(
+        kernel, likelihood, network, num_latent_gps=num_latent_gps, num_data=1, measurement=[[1.0]]
+    )
+
+
+def softmax():
+    """With more than GPflow's 100 draws, whose noise is as large as the tolerance."""
+    likelihood = gpflow.likelihoods.Softmax(3)
+    likelihood.num_monte_carlo_points = 2000
+    return likelihood
+
+
+@pytest.mark.parametrize(
+    "likelihood, probabilities, atol, total",
+    [
+        (lambda: gpflow.likelihoods.MultiClass(3), [0.7257, 0.1891, 0.0852], 1e-3, 1e-3),
+        (softmax, [0.585, 0.270, 0.145], 0.05, 0.05),
+    ],
+    ids=["RobustMax", "Softmax"],
+)
+def test_h7_class_probabilities(likelihood, probabilities, atol, total):
+    tf.random.set_seed(0)
+    model = h7_model(likelihood())
+    X = np.ones((1, 1))
+    p, _ = model.predict_y(X)
+    np.testing.assert_allclose(p, [probabilities], atol=atol)
+    np.testing.assert_allclose(np.sum(p), 1.0, atol=1e-4)
+    for dtype in (np.int64, np.float64):
+        densities = [
+            np.exp(model.predict_log_density((X, np.array([[label]], dtype)))) for label in range(3)
+        ]
+        np.testing.assert_allclose(np.sum(densities), 1.0, atol=total)
+
+
+@pytest.mark.parametrize("likelihood", [gpflow.likelihoods.MultiClass, gpflow.likelihoods.Softmax])
+def test_h7_wrong_labels_and_latents_are_refused(likelihood):
+    model = h7_model(likelihood(3))
+    X = np.ones((1, 1))
+    with pytest.raises(ValueError, match="class indices 0 to 2"):
+        model.training_loss((X, np.array([[3]])))
+    with pytest.raises(ValueError, match="for one-hot labels"):
+        model.training_loss((X, np.array([[0, 1, 0]])))
+    with pytest.raises(ValueError, match="num_latent_gps=3"):
+        h7_model(likelihood(3), num_latent_gps=1)
+
+
+# ------------------------------------------------------------------ H8: a mean for each latent
+
+
+def h8_model(A, b):
+    kernel = gpflow.kernels.SquaredExponential()
+    return gpn.GPNet(
+        kernel,
+        gpflow.likelihoods.HeteroskedasticTFPConditional(),
+        gpn.RFE(kernel, 1, 20, num_latent_gps=2),
+        mean_function=gpflow.mean_functions.Linear(A, b),
+        num_latent_gps=2,
+        num_data=1,
+    )
+
+
+def test_h8_a_mean_for_each_latent():
+    model = h8_model([[3.0, 0.0]], [0.0, 0.0])
+    X = np.array([[2.0]])
+    np.testing.assert_allclose(model.predict_f(X)[0], [[6.0, 0.0]], atol=1e-12)
+    mean, variance = model.predict_y(X)
+    assert mean.shape == variance.shape == (1, 1)
+    np.testing.assert_allclose(mean, [[6.0]], atol=1e-10)
+    # E exp(2 g) for g ~ N(0, 1), by 20-point quadrature, plus the variance of f.
+    np.testing.assert_allclose(variance, [[1.0 + np.exp(2.0)]], rtol=1e-4)
+
+
+def test_h8_one_mean_for_two_latents_is_refused():
+    with pytest.raises(ValueError, match=r"mean_function gives 1 columns.*2 latent GPs"):
+        h8_model([[3.0]], [0.0]).training_loss((np.array([[2.0]]), np.array([[1.0]])))
+
+
+# ------------------------------------------------------------------ H12: many rows
+
+
+@pytest.mark.parametrize("likelihood", [gpflow.likelihoods.Gaussian, gpflow.likelihoods.StudentT])
+def test_h12_chunks_do_not_change_predictions(rng, likelihood):
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(8))
+    network = gpn.RFE(kernel, 8, 20)
+    network.q_mu.assign(rng.normal(size=(40, 1)))
+    network.q_sqrt.assign(np.tril(rng.normal(size=(1, 40, 40))))
+    model = gpn.GPNet(kernel, likelihood(), network, num_data=1)
+    X, Y = rng.normal(size=(2500, 8)), rng.normal(size=(2500, 1))
+
+    def predictions():
+        return *model.predict_f(X), *model.predict_y(X), model.predict_log_density((X, Y))
+
+    whole = predictions()
+    for rows in (1000, 999, 2500):
+        model.prediction_rows = rows
+        for one, other in zip(whole, predictions(), strict=True):
+            assert one.shape == other.shape
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_h12_no_rows_one_row_and_too_large_a_covariance():
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(8))
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), gpn.RFE(kernel, 8, 20), num_data=1)
+    for rows in (0, 1):
+        for moment in (*model.predict_f(np.ones((rows, 8))), *model.predict_y(np.ones((rows, 8)))):
+            assert moment.shape == (rows, 1)
+    with pytest.raises(ValueError, match=r"\(200000, 8\) needs a covariance of 298 GiB"):
+        model.predict_f(np.ones((200_000, 8)), full_cov=True)
+    model.prediction_rows = 0
+    with pytest.raises(ValueError, match="prediction_rows must be at least 1, got 0"):
+        model.predict_f(np.ones((1, 8)))
