@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from typing import Any
+
 import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
 from gpflow.base import RegressionData, TensorType
+from gpflow.models import SVGP
 
 from . import gaussians
-from .inference_networks import LinearNetwork
+from .inference_networks import InducingFeatures, LinearNetwork
 from .model import InferenceNetworkModel
 
 __all__ = ["GPNet"]
@@ -32,6 +36,26 @@ class GPNet(InferenceNetworkModel):
     Trains under any optimiser through :meth:`training_loss`;
     :class:`~gpflow_gpnet.FunctionalMirrorDescent` does it best.
     """
+
+    @classmethod
+    def from_svgp(cls, svgp: SVGP, **kwargs: Any) -> GPNet:
+        """A GPNet that starts from a trained SVGP and has its posterior, on a copy of its parts.
+
+        :param svgp: its inducing points are then :class:`InducingFeatures`, and its prior and
+            likelihood the model's.
+        :param kwargs: measurement and num_measurement_points, as for the constructor.
+        :raises NotImplementedError: unless all latent GPs share their inducing points.
+        """
+        svgp = deepcopy(svgp)
+        return cls(
+            svgp.kernel,
+            svgp.likelihood,
+            InducingFeatures.from_svgp(svgp),
+            mean_function=svgp.mean_function,
+            num_latent_gps=svgp.num_latent_gps,
+            num_data=svgp.num_data,
+            **kwargs,
+        )
 
     @inherit_check_shapes
     def elbo(self, data: RegressionData) -> tf.Tensor:

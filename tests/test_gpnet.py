@@ -556,3 +556,76 @@ def test_training_loss_closure_takes_any_source_of_batches(rng, source):
     data = {"dataset": dataset, "dataset iterator": iter(dataset), "generator": iter(batches)}
     closure = model.training_loss_closure(data[source])
     np.testing.assert_allclose([float(closure()) for _ in batches], expected, rtol=1e-9)
+
+
+# ------------------------------------------------------------------ from a trained SVGP
+
+
+def trained_svgp(kernel, num_latents, whiten, q_diag):
+    rng = np.random.default_rng(3)
+    num = 6
+    q_sqrt = rng.uniform(0.5, 1.5, (num, num_latents))
+    if not q_diag:
+        q_sqrt = np.tril(rng.normal(size=(num_latents, num, num))) + 2.0 * np.eye(num)
+    Z = rng.uniform(-1.0, 1.0, (num, 1))
+    if isinstance(kernel, gpflow.kernels.MultioutputKernel):
+        Z = gpflow.inducing_variables.SharedIndependentInducingVariables(
+            gpflow.inducing_variables.InducingPoints(Z)
+        )
+    return gpflow.models.SVGP(
+        kernel,
+        gpflow.likelihoods.Gaussian(0.3),
+        Z,
+        mean_function=gpflow.mean_functions.Constant(2.0),
+        num_latent_gps=num_latents,
+        q_mu=rng.normal(size=(num, num_latents)),
+        q_sqrt=q_sqrt,
+        q_diag=q_diag,
+        whiten=whiten,
+        num_data=100,
+    )
+
+
+@pytest.mark.parametrize("q_diag", [False, True])
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize(
+    "kernel, num_latents",
+    [
+        (lambda: gpflow.kernels.Matern32(), 2),
+        (
+            lambda: gpflow.kernels.SeparateIndependent(
+                [gpflow.kernels.Matern32(), gpflow.kernels.SquaredExponential(lengthscales=0.5)]
+            ),
+            2,
+        ),
+    ],
+    ids=["one kernel", "separate kernels"],
+)
+def test_from_svgp_has_its_posterior_and_bound(kernel, num_latents, whiten, q_diag):
+    svgp = trained_svgp(kernel(), num_latents, whiten, q_diag)
+    model = gpn.GPNet.from_svgp(svgp)
+    X = np.linspace(-1.2, 1.2, 7)[:, None]
+    Y = np.concatenate([np.sin(X)] * num_latents, axis=1)
+    for full_cov in (False, True):
+        for ours, theirs in zip(
+            model.predict_f(X, full_cov), svgp.predict_f(X, full_cov), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, atol=1e-8)
+    np.testing.assert_allclose(model.elbo((X, Y)), svgp.elbo((X, Y)), rtol=1e-8)
+
+
+def test_from_svgp_trains_a_copy():
+    svgp = trained_svgp(gpflow.kernels.Matern32(), 1, True, False)
+    model = gpn.GPNet.from_svgp(svgp)
+    model.kernel.variance.assign(5.0)
+    assert svgp.kernel.variance.numpy() == 1.0
+    assert model.inference_network.kernel is model.kernel
+
+
+def test_from_svgp_refuses_separate_inducing_points():
+    svgp = trained_svgp(gpflow.kernels.Matern32(), 1, True, False)
+    svgp.inducing_variable = gpflow.inducing_variables.SeparateIndependentInducingVariables(
+        [gpflow.inducing_variables.InducingPoints(np.ones((6, 1)))]
+    )
+    with pytest.raises(NotImplementedError, match="SeparateIndependentInducingVariables"):
+        gpn.GPNet.from_svgp(svgp)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
-from check_shapes import inherit_check_shapes
+from check_shapes import check_shapes, inherit_check_shapes
 from gpflow import Parameter
 from gpflow.base import TensorType
 from gpflow.config import default_float, default_jitter
+from gpflow.inducing_variables import InducingPoints
 from gpflow.kernels import Kernel
+from gpflow.models import SVGP
 
 from ..gaussians import cholesky
 from ..latent_prior import latent_kernels, latent_variance
@@ -53,22 +57,63 @@ class InducingFeatures(LinearNetwork):
             num_latent_gps = getattr(kernel, "num_latent_gps", 1)
         self.weights = weight_gaussian(covariance, len(Z), num_latent_gps)
 
+    @classmethod
+    def from_svgp(cls, svgp: SVGP) -> InducingFeatures:
+        """The network that is a trained SVGP's posterior, on the SVGP's own kernel.
+
+        :raises NotImplementedError: unless all latent GPs share their inducing points.
+        """
+        given: Any = svgp.inducing_variable
+        inducing = getattr(given, "inducing_variable", given)  # what the latent GPs share
+        if not isinstance(inducing, InducingPoints):
+            raise NotImplementedError(
+                "from_svgp needs inducing points shared by all latent GPs, got "
+                f"{type(given).__name__}."
+            )
+        independent = len(svgp.q_sqrt.shape) == 2
+        diagonal = independent and svgp.whiten
+        network = cls(
+            svgp.kernel,
+            inducing.Z,
+            "diag" if diagonal else "full",
+            num_latent_gps=svgp.num_latent_gps,
+        )
+        mean, root = tf.convert_to_tensor(svgp.q_mu), tf.convert_to_tensor(svgp.q_sqrt)
+        if independent and not diagonal:
+            root = tf.linalg.diag(tf.transpose(root))
+        if not svgp.whiten:
+            factors = tf.stack(
+                [network.prior_root(kernel) for kernel in latent_kernels(svgp.kernel)]
+            )
+            factors = tf.broadcast_to(factors, tf.shape(root))
+            root = tf.linalg.triangular_solve(factors, root)
+            whitened = tf.linalg.triangular_solve(factors, tf.transpose(mean)[..., None])
+            mean = tf.transpose(whitened[..., 0])
+        network.q_mu.assign(mean)
+        network.q_sqrt.assign(root)
+        return network
+
     @inherit_check_shapes
     def features(self, X: TensorType) -> tf.Tensor:
         per_latent = [self._whitened(kernel, X) for kernel in latent_kernels(self.kernel)]
         return per_latent[0] if self.shared_features else tf.stack(per_latent, axis=-3)
 
     def _whitened(self, kernel: Kernel, X: TensorType) -> tf.Tensor:
-        prior = kernel(self.Z)
-        factor = cholesky(
-            tf.linalg.set_diag(prior, tf.linalg.diag_part(prior) + default_jitter()),
-            "the prior at the inducing inputs",
-        )
+        factor = self.prior_root(kernel)
         X = tf.convert_to_tensor(X)
         rows = tf.reshape(X, [-1, X.shape[-1]])
         whitened = tf.linalg.triangular_solve(factor, kernel(self.Z, rows))
         return tf.reshape(
             tf.transpose(whitened), tf.concat([tf.shape(X)[:-1], [tf.shape(factor)[-1]]], axis=0)
+        )
+
+    @check_shapes("return: [M, M]")
+    def prior_root(self, kernel: Kernel) -> tf.Tensor:
+        """L, the Cholesky factor of a latent GP's prior covariance at Z."""
+        prior = kernel(self.Z)
+        return cholesky(
+            tf.linalg.set_diag(prior, tf.linalg.diag_part(prior) + default_jitter()),
+            "the prior at the inducing inputs",
         )
 
     def residual_covariance(self, X: TensorType, features: tf.Tensor, full_cov: bool) -> tf.Tensor:
