@@ -50,6 +50,9 @@ __all__ = [
     "spectral_measure",
 ]
 
+_FEW_INPUTS = 4
+"""Most inputs for which frequencies are quasi-random."""
+
 Draw = Callable[[int, np.random.Generator], tuple[AnyNDArray, AnyNDArray]]
 Scale = Callable[[AnyNDArray], AnyNDArray]
 """From a level in (0, 1) to the quantile of the scale."""
@@ -271,7 +274,8 @@ def _low_discrepancy(num: int, dim: int, rng: np.random.Generator) -> AnyNDArray
 def _scale_mixture(kernel: Stationary, input_dim: int, scale: Scale) -> SpectralMeasure:
     """Measure of frequencies scale * N(0, I), with one draw of the scale for each frequency.
 
-    Draws are quasi-random: a few frequencies cover the measure far better than independent ones.
+    With few inputs draws are quasi-random: a few frequencies then cover the measure far better than
+    independent ones. With many, independent ones train to better posteriors (measured on kin8nm).
     """
     columns = active_columns(kernel, input_dim)
     lengthscales = np.ones(input_dim)
@@ -279,10 +283,14 @@ def _scale_mixture(kernel: Stationary, input_dim: int, scale: Scale) -> Spectral
 
     def draw(num: int, rng: np.random.Generator) -> tuple[AnyNDArray, AnyNDArray]:
         frequencies = np.zeros((num, input_dim))
-        levels = _low_discrepancy(num, len(columns) + 1, rng)
-        # w and -w are the same frequency: half of the space is enough, in one coordinate.
-        levels[:, 1] = 0.5 + 0.5 * levels[:, 1]
-        frequencies[:, columns] = scale(levels[:, :1]) * stats.norm.ppf(levels[:, 1:])
+        if len(columns) > _FEW_INPUTS:
+            normal, level = rng.standard_normal((num, len(columns))), rng.random((num, 1))
+        else:
+            levels = _low_discrepancy(num, len(columns) + 1, rng)
+            # w and -w are the same frequency: half of the space is enough, in one coordinate.
+            levels[:, 1] = 0.5 + 0.5 * levels[:, 1]
+            normal, level = stats.norm.ppf(levels[:, 1:]), levels[:, :1]
+        frequencies[:, columns] = scale(level) * normal
         return frequencies, np.full(num, 1.0 / num)
 
     return SpectralMeasure(float(kernel.variance.numpy()), lengthscales, draw)
