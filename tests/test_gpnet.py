@@ -616,7 +616,10 @@ def test_from_svgp_has_its_posterior_and_bound(kernel, num_latents, whiten, q_di
 
 def test_from_svgp_trains_a_copy():
     svgp = trained_svgp(gpflow.kernels.Matern32(), 1, True, False)
+    gpflow.set_trainable(svgp.inducing_variable, False)
     model = gpn.GPNet.from_svgp(svgp)
+    assert not model.inference_network.Z.trainable
+    assert model.inference_network.Z is not svgp.inducing_variable.Z
     model.kernel.variance.assign(5.0)
     assert svgp.kernel.variance.numpy() == 1.0
     assert model.inference_network.kernel is model.kernel

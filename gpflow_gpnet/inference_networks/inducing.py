@@ -59,7 +59,7 @@ class InducingFeatures(LinearNetwork):
 
     @classmethod
     def from_svgp(cls, svgp: SVGP) -> InducingFeatures:
-        """The network that is a trained SVGP's posterior, on the SVGP's own kernel.
+        """The network that is a trained SVGP's posterior, on its own kernel and inducing inputs.
 
         :raises NotImplementedError: unless all latent GPs share their inducing points.
         """
@@ -78,6 +78,7 @@ class InducingFeatures(LinearNetwork):
             "diag" if diagonal else "full",
             num_latent_gps=svgp.num_latent_gps,
         )
+        network.Z = inducing.Z  # itself, so that a frozen one stays frozen
         mean, root = tf.convert_to_tensor(svgp.q_mu), tf.convert_to_tensor(svgp.q_sqrt)
         if independent and not diagonal:
             root = tf.linalg.diag(tf.transpose(root))
