@@ -1,6 +1,6 @@
 """Inference networks for Gaussian processes: GPNet, a drop-in for GPflow's SVGP."""
 
-from . import callbacks, datasets, measurement, plotting, step_sizes
+from . import callbacks, datasets, likelihoods, measurement, plotting, step_sizes
 from ._version import __version__
 from .fbnn import FBNN
 from .fit import fit
@@ -15,6 +15,7 @@ from .inference_networks import (
     weight_gaussian,
 )
 from .mirror_descent import FunctionalMirrorDescent
+from .scaling import Scaling
 from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
 __all__ = [
@@ -30,11 +31,13 @@ __all__ = [
     "LinearDecay",
     "LinearNetwork",
     "RFE",
+    "Scaling",
     "__version__",
     "callbacks",
     "datasets",
     "fit",
     "fit_hyperparameters",
+    "likelihoods",
     "measurement",
     "plotting",
     "step_sizes",

@@ -17,6 +17,13 @@ from gpflow.mean_functions import Zero
 from gpflow.models import GPModel
 from gpflow.utilities import Dispatcher
 
+from .likelihoods import (
+    KnownNoise,
+    MissingTargets,
+    RowDataLikelihood,
+    Weighted,
+    base_likelihood,
+)
 from .spectral import is_stationary, smoothing_lengthscales
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "check_module",
     "check_shape",
     "check_targets",
+    "num_targets",
     "to_tensors",
 ]
 
@@ -73,23 +81,46 @@ def _to_numpy(values: Any, name: str) -> np.ndarray:
 def to_tensors(data: Any, likelihood: likelihoods.Likelihood | None = None) -> RegressionData:
     """(X, Y) as tensors of ``default_float()``; integer labels where the likelihood wants them.
 
-    :param data: a pair of arrays, DataFrames, lists or tensors.
+    :param data: a pair of arrays, DataFrames, lists or tensors; for a
+        :class:`~gpflow_gpnet.likelihoods.RowDataLikelihood` also a triple, whose last member
+        becomes further columns of Y.
     :raises ValueError: unless X is [N, D] and Y is [N, P].
     """
-    if not isinstance(data, (tuple, list)) or len(data) != 2:
-        raise ValueError(f"data must be a pair (X, Y), got {type(data).__name__}.")
-    X, Y = (
+    row_data = likelihood if isinstance(likelihood, RowDataLikelihood) else None
+    expected = "a pair (X, Y)" if row_data is None else f"(X, Y, {row_data.row_data})"
+    if not isinstance(data, (tuple, list)):
+        raise ValueError(f"data must be {expected}, got {type(data).__name__}.")
+    if len(data) != 2 and (row_data is None or len(data) != 3):
+        raise ValueError(
+            f"data must be {expected}, got {len(data)} members. Weights or noise variances of rows "
+            "need gpflow_gpnet.likelihoods.Weighted or KnownNoise."
+        )
+    X, Y, *rest = (
         tf.cast(value, default_float())
         if tf.is_tensor(value)
         else tf.convert_to_tensor(_to_numpy(value, name))
-        for value, name in zip(data, ("X", "Y"), strict=True)
+        for value, name in zip(data, ("X", "Y", "row data"), strict=False)
     )
     _check_pair(X.shape, Y.shape)
+    if row_data is not None and rest:
+        Y = _with_row_data(row_data, Y, rest[0])
     if isinstance(likelihood, likelihoods.Softmax):
         if tf.executing_eagerly():  # the cast would hide labels such as 0.5
             check_targets(likelihood, np.asarray(Y))
         Y = tf.cast(Y, tf.int32)
     return X, Y
+
+
+def _with_row_data(likelihood: RowDataLikelihood, Y: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    if values.shape.rank == 1:
+        values = values[:, None]
+    rows, expected = values.shape[:1], Y.shape[:1]
+    if values.shape.rank != 2 or not rows.is_compatible_with(expected):
+        raise ValueError(
+            f"{likelihood.row_data} have shape {tuple(values.shape)}, but Y has shape "
+            f"{tuple(Y.shape)}: give one for each row, [N] or [N, 1]."
+        )
+    return likelihood.join(Y, values)
 
 
 def _check_pair(X: tf.TensorShape, Y: tf.TensorShape) -> None:
@@ -113,30 +144,49 @@ def check_batch(model: GPModel, data: RegressionData) -> None:
     _check_pair(tf.TensorShape(X.shape), tf.TensorShape(Y.shape))
     if len(X) == 0:
         raise ValueError("X and Y have no rows.")
-    for name, values in (("X", X), ("Y", Y)):
-        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
-        if bad.size:
+    _check_finite("X", X)
+    _check_columns(model, Y)
+    check_targets(model.likelihood, Y)
+    _check_mean_function(model, X)
+
+
+def _check_finite(name: str, values: np.ndarray, hint: str = "") -> None:
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if bad.size:
+        raise ValueError(
+            f"{name} has NaN or infinite values in {bad.size} rows, the first is row "
+            f"{bad[0]}.{hint}"
+        )
+
+
+def _check_columns(model: GPModel, Y: np.ndarray) -> None:
+    likelihood, outputs = model.likelihood, num_targets(model)
+    if outputs is None:
+        return
+    if isinstance(likelihood, RowDataLikelihood):
+        expected = likelihood.num_columns(outputs)
+        if Y.shape[1] != expected:
             raise ValueError(
-                f"{name} has NaN or infinite values in {bad.size} rows, the first is row {bad[0]}."
+                f"Y has {Y.shape[1]} columns, but {type(likelihood).__name__} needs {expected}, "
+                f"{outputs} of targets and then {likelihood.row_data}: pass data as (X, Y, "
+                f"{likelihood.row_data})."
             )
-    outputs = _num_outputs(model)
-    if outputs is not None and Y.shape[1] != outputs:
+    elif Y.shape[1] != outputs:
         raise ValueError(
             f"Y has {Y.shape[1]} columns, but the model has {outputs} outputs "
             f"(num_latent_gps={model.num_latent_gps}). One-hot labels must become one column of "
             "class indices."
         )
-    _check_mean_function(model, X)
-    check_targets(model.likelihood, Y)
 
 
-def _num_outputs(model: GPModel) -> int | None:
-    """P, the columns of Y; None where the likelihood takes others than f has."""
-    if isinstance(model.likelihood, SwitchedLikelihood):
+def num_targets(model: GPModel) -> int | None:
+    """P, the targets of a row; None where the likelihood takes others than f has."""
+    likelihood = base_likelihood(model.likelihood)
+    if isinstance(likelihood, SwitchedLikelihood):
         return None
-    if model.likelihood.observation_dim is not None:
-        return int(model.likelihood.observation_dim)
-    if model.likelihood.latent_dim is not None:
+    if likelihood.observation_dim is not None:
+        return int(likelihood.observation_dim)
+    if likelihood.latent_dim is not None:
         return None
     if isinstance(model.kernel, LinearCoregionalization):
         return int(model.kernel.W.shape[0])
@@ -221,11 +271,14 @@ _targets: Any = Dispatcher("check_targets")
 
 
 def check_targets(likelihood: likelihoods.Likelihood, Y: np.ndarray) -> None:
-    """Refuse targets outside the support of the likelihood.
+    """Refuse targets that are not finite or outside the support of the likelihood.
 
     :param Y: [N, P].
     :raises ValueError: naming the likelihood, its support and the first rows outside.
     """
+    if not isinstance(likelihood, (MissingTargets, RowDataLikelihood)):
+        hint = " For targets not observed, see gpflow_gpnet.likelihoods.MissingTargets."
+        _check_finite("Y", Y, hint if np.isnan(Y).any() else "")
     _targets(likelihood, Y)
 
 
@@ -282,3 +335,26 @@ def _classes(likelihood: Any, Y: np.ndarray) -> None:
 @_targets.register(likelihoods.Ordinal, object)
 def _ordinal(likelihood: likelihoods.Ordinal, Y: np.ndarray) -> None:
     _check_labels(likelihood, Y, likelihood.num_bins)
+
+
+@_targets.register(MissingTargets, object)
+def _missing(likelihood: MissingTargets, Y: np.ndarray) -> None:
+    there = ~np.isnan(Y)
+    _check_finite("Y", np.where(there, Y, 0.0))
+    check_targets(likelihood.base, np.where(there, Y, likelihood.placeholder))
+
+
+@_targets.register(Weighted, object)
+def _weighted(likelihood: Weighted, Y: np.ndarray) -> None:
+    weights = Y[:, -1:]
+    _require(np.isfinite(weights) & (weights >= 0.0), likelihood, "whose weights are >= 0", Y)
+    check_targets(likelihood.base, Y[:, :-1])
+
+
+@_targets.register(KnownNoise, object)
+def _known_noise(likelihood: KnownNoise, Y: np.ndarray) -> None:
+    targets, known = np.split(Y, 2, axis=1)
+    _check_finite("Y", targets)
+    positive = known > 0.0 if likelihood.variance is None else known >= 0.0
+    needs = "whose noise variances are above 0"
+    _require(np.isfinite(known) & positive, likelihood, needs, Y)

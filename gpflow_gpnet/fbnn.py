@@ -37,5 +37,5 @@ class FBNN(InferenceNetworkModel):
     @inherit_check_shapes
     def elbo(self, data: RegressionData) -> tf.Tensor:
         """The objective in nats; summed over the batch where ``scale_likelihood`` is False."""
-        X, Y = self.checked(data)
+        X, Y = self.scaled(self.checked(data))
         return self.functional_elbo(X, Y, tf.concat([X, self.measurement_points(X)], axis=0))

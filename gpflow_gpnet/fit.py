@@ -20,6 +20,7 @@ from .callbacks import Callback
 from .checks import check_batch, to_tensors
 from .gpnet import GPNet
 from .history import History
+from .likelihoods import KnownNoise, base_likelihood, observed
 from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
 
@@ -53,8 +54,9 @@ def fit(
     """Train a model on minibatches.
 
     :param model: a :class:`GPNet`, or any GPflow model with data as an argument (SVGP, …).
-    :param data: X [N, D] and Y [N, P] as arrays, tensors or DataFrames, shuffled anew each epoch;
-        or a ``tf.data.Dataset`` or an iterable of batches (X, Y), taken as they come.
+    :param data: X [N, D] and Y [N, P] as arrays, tensors or DataFrames, shuffled anew each epoch
+        (and third what a likelihood of :mod:`gpflow_gpnet.likelihoods` knows of each row); or a
+        ``tf.data.Dataset`` or an iterable of such batches, taken as they come.
     :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet) or a Keras optimiser
         (default for others: Adam, learning rate 0.01) on ``training_loss``.
     :param num_steps: steps to train; with a checkpoint, those already done count.
@@ -190,7 +192,7 @@ def _sources(
 ]:
     """Batches by step; for arrays: those trained on, all rows, and held-out rows."""
     needs_held_out = getattr(optimizer, "noise", None) == "held-out"
-    if not _is_pair(data):
+    if not _is_arrays(data):
         if needs_held_out:
             raise ValueError(
                 'noise="held-out" needs data as arrays, of which fit can hold some out.'
@@ -215,12 +217,12 @@ def _sources(
     return training, training, everything, held
 
 
-def _is_pair(data: Any) -> bool:
-    """Whether data are (X, Y), not a stream: two batches in a list are pairs themselves."""
-    if not (isinstance(data, (tuple, list)) and len(data) == 2):
+def _is_arrays(data: Any) -> bool:
+    """Whether data are (X, Y) or (X, Y, row data), not a stream such as a list of two batches."""
+    if not (isinstance(data, (tuple, list)) and len(data) in (2, 3)):
         return False
     first = data[0]
-    batches = isinstance(first, (tuple, list)) and len(first) == 2 and np.ndim(first[0]) == 2
+    batches = isinstance(first, (tuple, list)) and len(first) in (2, 3) and np.ndim(first[0]) == 2
     return not batches and np.ndim(first) != 0
 
 
@@ -247,17 +249,20 @@ def _check_num_data(model: BayesianModel, rows: int, batch_size: int) -> None:
 
 def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
     """Targets far outside what the prior can say are the commonest reason for a useless fit."""
-    if not isinstance(model.likelihood, (Gaussian, StudentT)):
+    if not isinstance(base_likelihood(model.likelihood), (Gaussian, StudentT, KnownNoise)):
         return
-    X, Y = batch
-    head = X[:1000]
-    prior_sd = float(tf.sqrt(tf.reduce_mean(model.kernel(head, full_cov=False))))
-    size = float(tf.sqrt(tf.reduce_mean(tf.square(Y[:1000] - model.mean_function(head)))))
+    X, Y = model.scaled(batch) if isinstance(model, InferenceNetworkModel) else batch
+    X, Y = X[:1000], Y[:1000]
+    prior_sd = float(tf.sqrt(tf.reduce_mean(model.kernel(X, full_cov=False))))
+    targets, times = observed(model.likelihood, Y)
+    squares = tf.reduce_sum(times * tf.square(targets - model.mean_function(X)))
+    size = float(tf.sqrt(squares / tf.maximum(tf.reduce_sum(times), 1.0)))
     if size > _LARGE_TARGETS * prior_sd:
         warnings.warn(
             f"Targets have size {size:.3g} (root mean square about the mean function), but the "
-            f"prior's standard deviation is {prior_sd:.3g}: standardise Y, or set the kernel's "
-            "variance and the mean function to the scale of the targets.",
+            f"prior's standard deviation is {prior_sd:.3g}: standardise Y (a GPNet does it itself "
+            "with scaling=Scaling.from_data(data)), or set the kernel's variance and the mean "
+            "function to the scale of the targets.",
             UserWarning,
             stacklevel=4,
         )

@@ -59,7 +59,7 @@ class GPNet(InferenceNetworkModel):
 
     @inherit_check_shapes
     def elbo(self, data: RegressionData) -> tf.Tensor:
-        X, Y = self.checked(data)
+        X, Y = self.scaled(self.checked(data))
         if isinstance(self.inference_network, LinearNetwork):
             return self._weight_space_elbo(X, Y)
         points = tf.concat([X, self.measurement_points(X)], axis=0)

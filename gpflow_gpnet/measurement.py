@@ -54,6 +54,28 @@ class MeasurementDistribution(abc.ABC):
         """Draw num points [num, D] from a distribution that needs no batch."""
         return self.sample(num, seed)
 
+    def mapped(
+        self, forward: Callable[[tf.Tensor], tf.Tensor], inverse: Callable[[tf.Tensor], tf.Tensor]
+    ) -> MeasurementDistribution:
+        """The distribution of forward(x); batches are then given as forward(batch) as well."""
+        return _Mapped(self, forward, inverse)
+
+
+class _Mapped(MeasurementDistribution):
+    def __init__(
+        self,
+        distribution: MeasurementDistribution,
+        forward: Callable[[tf.Tensor], tf.Tensor],
+        inverse: Callable[[tf.Tensor], tf.Tensor],
+    ) -> None:
+        self.distribution = distribution
+        self.forward = forward
+        self.inverse = inverse
+
+    def sample(self, num: Count, seed: Seed, batch_inputs: TensorType | None = None) -> tf.Tensor:
+        batch = None if batch_inputs is None else self.inverse(batch_inputs)
+        return self.forward(self.distribution.sample(num, seed, batch))
+
 
 def _dtype(batch_inputs: TensorType | None) -> tf.DType:
     return tf.as_dtype(default_float() if batch_inputs is None else batch_inputs.dtype)
@@ -131,6 +153,9 @@ class Empirical(MeasurementDistribution):
 class BatchInputs(MeasurementDistribution):
     """Rows of the batch in random order, each used once before any is used again."""
 
+    def mapped(self, forward: Any, inverse: Any) -> MeasurementDistribution:
+        return self
+
     def sample(self, num: Count, seed: Seed, batch_inputs: TensorType | None = None) -> tf.Tensor:
         if batch_inputs is None:
             raise ValueError("BatchInputs needs batch_inputs [B, D], got None.")
@@ -155,8 +180,14 @@ class KernelSmoothed(MeasurementDistribution):
         """
         if not isinstance(kernel, Kernel):
             raise TypeError(f"kernel must be a gpflow.kernels.Kernel, got {type(kernel).__name__}.")
-        self.centres = BatchInputs() if X is None else Empirical(X)
+        self.centres: MeasurementDistribution = BatchInputs() if X is None else Empirical(X)
         self.kernel = kernel
+
+    def mapped(self, forward: Any, inverse: Any) -> MeasurementDistribution:
+        """Centres are mapped; lengthscales are those of the kernel, which sees mapped inputs."""
+        distribution = KernelSmoothed(None, self.kernel)
+        distribution.centres = self.centres.mapped(forward, inverse)
+        return distribution
 
     def sample(self, num: Count, seed: Seed, batch_inputs: TensorType | None = None) -> tf.Tensor:
         if batch_inputs is None and isinstance(self.centres, BatchInputs):
@@ -191,6 +222,10 @@ class Mixture(MeasurementDistribution):
         if len(self.components) != len(components):
             raise ValueError("components must be distributions, got None among them.")
         self.weights = shares / shares.sum()
+
+    def mapped(self, forward: Any, inverse: Any) -> MeasurementDistribution:
+        components = (component.mapped(forward, inverse) for component in self.components)
+        return Mixture(*components, weights=self.weights)
 
     def sample(self, num: Count, seed: Seed, batch_inputs: TensorType | None = None) -> tf.Tensor:
         counts = self._counts(num)

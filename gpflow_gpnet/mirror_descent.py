@@ -16,6 +16,7 @@ from gpflow.likelihoods import Gaussian
 from . import gaussians
 from .gpnet import GPNet
 from .inference_networks import FullGaussian, LinearNetwork
+from .likelihoods import base_likelihood, observed, row_weights
 from .step_sizes import InverseSqrt, Schedule, as_schedule
 
 __all__ = ["FunctionalMirrorDescent"]
@@ -266,12 +267,13 @@ class FunctionalMirrorDescent(tf.Module):
         return network_variables, hyper
 
     def _step(self, batch: RegressionData, held_out: RegressionData | None = None) -> tf.Tensor:
-        X, Y = batch
+        X, Y = self._model.scaled(batch)
         if self._noise == "held-out":
             if held_out is None:
                 raise ValueError('noise="held-out" needs held_out rows at each step.')
-            mean, variance = self._model.predict_f(held_out[0])
-            self._track_noise(tf.square(held_out[1] - mean) - variance)
+            rows, targets = self._model.scaled(held_out)
+            mean, variance = self._model.inference_network(rows)
+            self._track_noise(rows, targets, mean, variance, sign=-1.0)
         loss = self._natural_step(X, Y) if self.takes_natural_steps else self._gradient_step(X, Y)
         self.t.assign_add(1)
         return loss
@@ -320,12 +322,13 @@ class FunctionalMirrorDescent(tf.Module):
         self._natural_parameters.mix(self.step_size(self.t), precision, shift)
         self._apply(gradients)
         if self._noise == "training":
-            self._track_training_noise(X, Y, mean, variance)
+            self._track_noise(X, Y, mean, variance)
         return loss
 
     def _target(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Natural parameters that a natural step with β = 1 moves to, features frozen."""
         model, network = self._model, self._model.inference_network
+        X, Y = model.scaled((X, Y))
         rows = network.latent_features(X)
         mean, variance = network.marginals(rows, X)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -337,7 +340,7 @@ class FunctionalMirrorDescent(tf.Module):
 
     def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         model = self._model
-        points = model.correction_points(X, seed)
+        points = model.correction_points(model.scaled_inputs(X), seed)
         features = model.inference_network.latent_features(points)
         return _correction_precision(features, model.prior_factors(points, features))
 
@@ -357,7 +360,7 @@ class FunctionalMirrorDescent(tf.Module):
             loss -= model.log_prior_density()
         self._apply(tape.gradient(loss, variables))
         if self._noise == "training":
-            self._track_training_noise(X, Y, *model.inference_network(X))
+            self._track_noise(X, Y, *model.inference_network(X))
         return loss
 
     def _conjugate_loss(
@@ -404,19 +407,22 @@ class FunctionalMirrorDescent(tf.Module):
 
     # ------------------------------------------------------------------ noise
 
-    def _track_noise(self, estimates: tf.Tensor) -> None:
-        """Move the likelihood's variance towards the mean estimate, from the second step on."""
+    def _track_noise(
+        self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, sign: float = 1.0
+    ) -> None:
+        """Move the likelihood's variance towards the mean of squared residual + sign * variance
+        over the observed targets, from the second step on."""
+        mean, variance = self._model.outputs(X, mean, variance)
+        targets, there = observed(self._model.likelihood, Y)
+        times = there * row_weights(self._model.likelihood, Y)
+        estimates = times * (tf.square(targets - mean) + sign * variance)
+        number = tf.reduce_sum(times)
         old = _noise_variance(self._model)
         # Held-out residuals can undercut the variance by chance: never shrink tenfold in a step.
-        estimate = tf.maximum(tf.reduce_mean(estimates), 0.1 * old)
+        estimate = tf.maximum(tf.math.divide_no_nan(tf.reduce_sum(estimates), number), 0.1 * old)
         new = self.noise_decay * old + (1.0 - self.noise_decay) * estimate
-        _assign_noise_variance(self._model, tf.where(self.t > 0, new, old))
-
-    def _track_training_noise(
-        self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
-    ) -> None:
-        mean, variance = self._model.outputs(X, mean, variance)
-        self._track_noise(tf.square(Y - mean) + variance)
+        learns = tf.logical_and(self.t > 0, number > 0.0)
+        _assign_noise_variance(self._model, tf.where(learns, new, old))
 
 
 def mirror_step_target(
@@ -454,24 +460,31 @@ def _is_conjugate(model: GPNet) -> bool:
 
 def _noise_parameter(model: GPNet) -> Parameter | None:
     """The one variance (or scale) of a Gaussian likelihood."""
-    if not isinstance(model.likelihood, Gaussian):
+    likelihood = base_likelihood(model.likelihood)
+    if not isinstance(likelihood, Gaussian):
         return None
     for name in ("variance", "scale"):
-        parameter = getattr(model.likelihood, name, None)
+        parameter = getattr(likelihood, name, None)
         if isinstance(parameter, Parameter) and parameter.shape.num_elements() == 1:
             return parameter
     return None
 
 
 def _noise_variance(model: GPNet) -> tf.Tensor:
-    return tf.reshape(model.likelihood.variance_at(tf.zeros([1, 1], default_float())), [])
+    parameter = _noise_parameter(model)
+    value = tf.reshape(tf.convert_to_tensor(parameter), [])
+    return tf.square(value) if _is_scale(model, parameter) else value
 
 
 def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
     parameter = _noise_parameter(model)
     assert parameter is not None  # build refuses models without
-    value = variance if parameter is model.likelihood.variance else tf.sqrt(variance)
+    value = tf.sqrt(variance) if _is_scale(model, parameter) else variance
     parameter.assign(tf.reshape(value, parameter.shape))
+
+
+def _is_scale(model: GPNet, parameter: Parameter | None) -> bool:
+    return parameter is base_likelihood(model.likelihood).scale
 
 
 def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _Site:

@@ -20,9 +20,17 @@ from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import to_default_float
 
 from . import gaussians
-from .checks import check_batch, check_far_from_origin, check_module, check_shape, to_tensors
+from .checks import (
+    check_batch,
+    check_far_from_origin,
+    check_module,
+    check_shape,
+    num_targets,
+    to_tensors,
+)
 from .inference_networks import RFE, InducingFeatures, InferenceNetwork, LinearNetwork
 from .latent_prior import latent_covariance
+from .likelihoods import RowDataLikelihood, observed, row_weights
 from .measurement import (
     BatchInputs,
     Empirical,
@@ -32,6 +40,7 @@ from .measurement import (
     as_measurement,
 )
 from .posterior import NetworkPosterior
+from .scaling import Scaling
 from .spectral import NoSpectralMeasureError
 
 __all__ = ["InferenceNetworkModel"]
@@ -63,6 +72,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         num_data: TensorType | None = None,
         measurement: Any = None,
         num_measurement_points: int | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
         """
         :param kernel: prior covariance, any GPflow kernel.
@@ -78,18 +88,27 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             kernel-smoothed copies of them, half each.
         :param num_measurement_points: M; by default as many as the batch has rows. For the prior
             correction of a linear network, by default no more than 200 or half its features.
+        :param scaling: of inputs and targets inside the model: kernel, likelihood, mean function
+            and network are then about scaled data, all else about the data as they are.
         :raises ValueError: naming the argument that does not fit.
         :raises TypeError: for a network that TensorFlow cannot track, or of the wrong type.
         """
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
         if not isinstance(inference_network, tf.Module) and not callable(inference_network):
             points = check_shape(inference_network, "inference_network")
-            inference_network = _network_from_points(kernel, points, num_latent_gps)
             measurement = Empirical(points) if measurement is None else measurement
+            if scaling is not None:
+                points = scaling.inputs(points).numpy()
+            inference_network = _network_from_points(kernel, points, num_latent_gps)
         check_module(inference_network)
         self.inference_network = inference_network
         self.num_data = _checked_num_data(num_data)
+        self.scaling = scaling
         self.measurement: MeasurementDistribution | None = as_measurement(measurement)
+        if scaling is not None:
+            scaling.check_likelihood(likelihood)
+            if self.measurement is not None:
+                self.measurement = self.measurement.mapped(scaling.inputs, scaling.original_inputs)
         if num_measurement_points is not None and num_measurement_points < 1:
             raise ValueError(
                 f"num_measurement_points must be at least 1, got {num_measurement_points}."
@@ -148,9 +167,16 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def expected_log_likelihood(
         self, X: TensorType, mean: tf.Tensor, variance: tf.Tensor, Y: TensorType
     ) -> tf.Tensor:
-        """Σ over the batch of E_q[log p(y | f)], nats, from the latent GPs' marginals."""
+        """Σ over the batch of E_q[log p(y | f)], nats, from the latent GPs' marginals.
+
+        :param X: scaled, as all else here; the density is that of the targets as they are.
+        """
         Fmu, Fvar = self.outputs(X, mean, variance)
-        return tf.reduce_sum(self.likelihood.variational_expectations(X, Fmu, Fvar, Y))
+        fit = tf.reduce_sum(self.likelihood.variational_expectations(X, Fmu, Fvar, Y))
+        if self.scaling is None or not self.scaling.scales_targets:
+            return fit
+        times = observed(self.likelihood, Y)[1] * row_weights(self.likelihood, Y)
+        return fit + tf.reduce_sum(self.scaling.log_jacobian(times))
 
     def likelihood_scale(self, X: TensorType) -> tf.Tensor:
         """N / B, or 1 where ``num_data`` is None."""
@@ -163,7 +189,19 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         network = self.inference_network
         untrained = not isinstance(network, LinearNetwork) or not np.any(network.q_mu.numpy())
         if untrained and hasattr(network, "initialise"):
-            network.initialise(np.asarray(X))
+            network.initialise(np.asarray(self.scaled_inputs(X)))
+
+    def scaled_inputs(self, X: TensorType) -> tf.Tensor:
+        """Inputs [..., D] in the units of the kernel: the data's own, or :attr:`scaling`'s."""
+        X = tf.convert_to_tensor(X, default_float())
+        return X if self.scaling is None else self.scaling.inputs(X)
+
+    def scaled(self, batch: RegressionData) -> RegressionData:
+        """A batch of tensors in the units of kernel and likelihood."""
+        if self.scaling is None:
+            return batch
+        X, Y = batch
+        return self.scaling.inputs(X), self.scaling.targets(Y, self.likelihood)
 
     def checked(self, data: Any) -> RegressionData:
         """Data as tensors; values are checked too where they are known (eagerly).
@@ -183,7 +221,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     ) -> tf.Tensor:
         """M points from c(x).
 
-        :param X: inputs of the batch.
+        :param X: inputs of the batch, scaled.
         :param seed: stateless seed [2]; by default a function of the batch's bits, so that a loss
             of the same batch is always the same number, and another batch measures elsewhere.
         :param limit: at most so many, where ``num_measurement_points`` does not say.
@@ -268,7 +306,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             return self.training_loss_closure(iter(data), compile=compile)
         batch = to_tensors(data, self.likelihood)
         check_batch(self, batch)
-        check_far_from_origin(self, np.asarray(batch[0]))
+        check_far_from_origin(self, np.asarray(self.scaled_inputs(batch[0])))
         return super().training_loss_closure(batch, compile=compile)
 
     # ------------------------------------------------------------------ predictions
@@ -277,38 +315,31 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_f(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
-        mean, cov = self.conditional(Xnew, full_cov, full_output_cov)
-        return mean + self.mean_function(tf.convert_to_tensor(Xnew, default_float())), cov
-
-    @check_shapes(
-        "Xnew: [batch..., N, D]",
-        "return[0]: [batch..., N, P]",
-        "return[1]: [batch..., N, P, N, P] if full_cov and full_output_cov",
-        "return[1]: [batch..., P, N, N] if full_cov and (not full_output_cov)",
-        "return[1]: [batch..., N, P, P] if (not full_cov) and full_output_cov",
-        "return[1]: [batch..., N, P] if (not full_cov) and (not full_output_cov)",
-    )
-    def conditional(
-        self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
-    ) -> MeanAndVariance:
-        """:meth:`predict_f` without the mean function.
-
-        :raises ValueError: for a full covariance larger than :attr:`max_covariance_gib`.
-        """
-        Xnew = tf.convert_to_tensor(Xnew, default_float())
+        """Mean and (co)variance of f; raises ValueError for a full covariance larger than
+        :attr:`max_covariance_gib`."""
+        Xnew = self.scaled_inputs(Xnew)
         if full_cov:
             self._check_covariance_size(Xnew)
-            return self._conditional(Xnew, full_cov, full_output_cov)
-        return self._in_chunks(lambda X: self._conditional(X, False, full_output_cov), Xnew)
+            mean, cov = self._predict_scaled_f(Xnew, full_cov, full_output_cov)
+        else:
+            predict = self._predict_scaled_f
+            mean, cov = self._in_chunks(lambda X: predict(X, False, full_output_cov), Xnew)
+        if self.scaling is None:
+            return mean, cov
+        return self.scaling.original_mean(mean), self.scaling.original_covariance(
+            cov, full_cov, full_output_cov
+        )
 
-    def _conditional(
-        self, Xnew: tf.Tensor, full_cov: bool, full_output_cov: bool
+    def _predict_scaled_f(
+        self, X: tf.Tensor, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
-        mean, cov = self.inference_network(Xnew, full_cov=full_cov)
+        mean, cov = self.inference_network(X, full_cov=full_cov)
         if self.mixing is not None:
             cov = _latents_first(cov) if full_cov else cov
-            return mix_latent_gp(self.mixing, mean, cov, full_cov, full_output_cov)
-        return mean, _independent_outputs(cov, full_cov) if full_output_cov else cov
+            mean, cov = mix_latent_gp(self.mixing, mean, cov, full_cov, full_output_cov)
+        elif full_output_cov:
+            cov = _independent_outputs(cov, full_cov)
+        return mean + self.mean_function(X), cov
 
     def posterior(
         self, precompute_cache: PrecomputeCacheType | str | None = PrecomputeCacheType.TENSOR
@@ -349,19 +380,39 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_y(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
-        Xnew = tf.convert_to_tensor(Xnew, default_float())
-        predict = super().predict_y
-        return self._in_chunks(lambda X: predict(X, full_cov, full_output_cov), Xnew)
+        _refuse_covariances("predict_y", full_cov, full_output_cov)
+
+        def predict(X: tf.Tensor) -> MeanAndVariance:
+            return self.likelihood.predict_mean_and_var(X, *self._predict_scaled_f(X))
+
+        mean, variance = self._in_chunks(predict, self.scaled_inputs(Xnew))
+        if self.scaling is None:
+            return mean, variance
+        return self.scaling.original_mean(mean), self.scaling.original_covariance(variance)
 
     def predict_log_density(
         self, data: RegressionData, full_cov: bool = False, full_output_cov: bool = False
     ) -> tf.Tensor:
-        """log p(y | data) at each row [N], nats."""
-        predict = super().predict_log_density
-        return self._in_chunks(
-            lambda X, Y: predict((X, Y), full_cov, full_output_cov),
-            *to_tensors(data, self.likelihood),
-        )
+        """log p(y | data) at each row [N], nats.
+
+        :param data: X [N, D] and Y [N, P]; row data are those of training, or left out: weights do
+            not matter here, and noise variances are then 0.
+        """
+        _refuse_covariances("predict_log_density", full_cov, full_output_cov)
+        X, Y = to_tensors(data, self.likelihood)
+        likelihood = self.likelihood
+        if isinstance(likelihood, RowDataLikelihood) and Y.shape[-1] == num_targets(self):
+            default = tf.constant(likelihood.default_row_data, default_float())
+            Y = likelihood.join(Y, tf.fill([tf.shape(Y)[0], 1], default))
+
+        def density(X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+            X, Y = self.scaled((X, Y))
+            values = likelihood.predict_log_density(X, *self._predict_scaled_f(X), Y)
+            if self.scaling is None or not self.scaling.scales_targets:
+                return values
+            return values + self.scaling.log_jacobian(observed(likelihood, Y)[1])
+
+        return self._in_chunks(density, X, Y)
 
     def sample_functions(
         self, num_samples: int, seed: int | None = None
@@ -379,13 +430,21 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         latent = network.sample_functions(num_samples, tf.constant(number, tf.int32))
 
         def functions(X: TensorType) -> tf.Tensor:
-            X = tf.convert_to_tensor(X, default_float())
+            X = self.scaled_inputs(X)
             values = latent(X)
             if self.mixing is not None:
                 values = tf.tensordot(values, self.mixing, [[-1], [-1]])
-            return values + self.mean_function(X)
+            values += self.mean_function(X)
+            return values if self.scaling is None else self.scaling.original_mean(values)
 
         return functions
+
+
+def _refuse_covariances(method: str, full_cov: bool, full_output_cov: bool) -> None:
+    if full_cov or full_output_cov:
+        raise NotImplementedError(
+            f"{method} gives marginals only: full_cov and full_output_cov must be False."
+        )
 
 
 def _independent_outputs(cov: tf.Tensor, full_cov: bool) -> tf.Tensor:

@@ -26,7 +26,7 @@ class NetworkPosterior(AbstractPosterior):
             until ``update_cache`` is called.
         :raises ValueError: for another kind of cache.
         """
-        super().__init__(model.kernel, tf.zeros([0, 0]), mean_function=model.mean_function)
+        super().__init__(model.kernel, tf.zeros([0, 0]))  # the model adds its mean function
         self._model = model
         self.update_cache(PrecomputeCacheType(precompute_cache or "nocache"))
 
@@ -37,7 +37,7 @@ class NetworkPosterior(AbstractPosterior):
     def _conditional_fused(
         self, Xnew: TensorType, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
-        return self._model.conditional(Xnew, full_cov, full_output_cov)
+        return self._model.predict_f(Xnew, full_cov, full_output_cov)
 
     @inherit_check_shapes
     def _conditional_with_precompute(

@@ -1,0 +1,149 @@
+"""Standardised inputs and targets inside a model, undone exactly in all that leaves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gpflow import Module, Parameter
+from gpflow.base import AnyNDArray, TensorType
+from gpflow.config import default_float
+from gpflow.likelihoods import Gaussian, Likelihood, StudentT
+
+from .checks import check_shape, to_tensors
+from .likelihoods import KnownNoise, MissingTargets, Weighted, base_likelihood
+
+__all__ = ["Scaling"]
+
+
+class Scaling(Module):
+    """x ↦ (x - input_center) / input_scale and y ↦ (y - target_center) / target_scale.
+
+    A model with it lives in these units: kernel, mean function, likelihood and network are about
+    standardised data. What users give and get is in the units of the data: data, points at which to
+    predict, measurement points and inducing inputs; means, variances, samples, quantiles, log
+    densities and the bound.
+    """
+
+    def __init__(
+        self,
+        input_center: TensorType,
+        input_scale: TensorType,
+        target_center: TensorType | None = None,
+        target_scale: TensorType | None = None,
+    ) -> None:
+        """
+        :param input_center: [D]; input_scale: [D], positive.
+        :param target_center: [P] or a number; target_scale: likewise, positive. Targets are left
+            as they are where neither is given.
+        :raises ValueError: for scales that are not positive, or numbers that are not finite.
+        """
+        super().__init__()
+        self.input_center = _constant(input_center, "input_center")
+        self.input_scale = _constant(input_scale, "input_scale", positive=True)
+        self.scales_targets = target_center is not None or target_scale is not None
+        center = 0.0 if target_center is None else target_center
+        scale = 1.0 if target_scale is None else target_scale
+        self.target_center = _constant(center, "target_center")
+        self.target_scale = _constant(scale, "target_scale", positive=True)
+
+    @classmethod
+    def from_data(cls, data: Any, *, targets: bool = True) -> Scaling:
+        """Mean and standard deviation of each column; NaN targets are left out.
+
+        A column that does not vary keeps its scale.
+
+        :param data: X [N, D] and Y [N, P]; further members are ignored.
+        :param targets: whether to scale Y too, for which f must be in its units.
+        :raises ValueError: for other shapes, or no finite values.
+        """
+        if not isinstance(data, (tuple, list)) or len(data) < 2:
+            raise ValueError(f"data must be (X, Y), got {type(data).__name__}.")
+        X, Y = check_shape(data[0], "X"), check_shape(data[1], "Y")
+        return cls(*_moments(X, "X"), *(_moments(Y, "Y") if targets else ()))
+
+    def __call__(self, data: Any, likelihood: Likelihood | None = None) -> tuple[tf.Tensor, ...]:
+        """Data (X, Y) in the model's units.
+
+        :param likelihood: that says what columns of Y are targets; by default all.
+        """
+        X, Y = to_tensors(data, likelihood)
+        return self.inputs(X), self.targets(Y, likelihood)
+
+    def inputs(self, X: TensorType) -> tf.Tensor:
+        """[..., D] in the model's units."""
+        return (X - self.input_center) / self.input_scale
+
+    def original_inputs(self, X: TensorType) -> tf.Tensor:
+        """[..., D] in the units of the data."""
+        return X * self.input_scale + self.input_center
+
+    def targets(self, Y: tf.Tensor, likelihood: Likelihood | None = None) -> tf.Tensor:
+        """[..., P], or what columns the likelihood needs, in the model's units."""
+        if not self.scales_targets:  # labels stay integers
+            return Y
+        if isinstance(likelihood, MissingTargets):
+            return self.targets(Y, likelihood.base)
+        if isinstance(likelihood, Weighted):
+            targets, weights = likelihood.split(Y)
+            return likelihood.join(self.targets(targets, likelihood.base), weights)
+        if isinstance(likelihood, KnownNoise):
+            targets, variances = likelihood.split(Y)
+            return likelihood.join(self.targets(targets), variances / self.target_scale**2)
+        return (Y - self.target_center) / self.target_scale
+
+    def original_mean(self, mean: tf.Tensor) -> tf.Tensor:
+        """Function values or means of targets [..., P] in the units of the data."""
+        if not self.scales_targets:
+            return mean
+        return mean * self.target_scale + self.target_center
+
+    def original_covariance(
+        self, cov: tf.Tensor, full_cov: bool = False, full_output_cov: bool = False
+    ) -> tf.Tensor:
+        """What ``predict_f`` returns beside the mean, in the units of the data."""
+        if not self.scales_targets:
+            return cov
+        scale = tf.convert_to_tensor(self.target_scale)
+        if full_cov and full_output_cov:  # [..., N, P, N, P]
+            return cov * scale[:, None, None] * scale
+        if full_cov:  # [..., P, N, N]
+            return cov * (scale**2)[:, None, None]
+        if full_output_cov:  # [..., N, P, P]
+            return cov * scale[:, None] * scale
+        return cov * scale**2
+
+    def log_jacobian(self, observed: tf.Tensor) -> tf.Tensor:
+        """log |dy' / dy| at each row, for targets observed so often [..., P]."""
+        return -tf.reduce_sum(observed * tf.math.log(self.target_scale), axis=-1)
+
+    def check_likelihood(self, likelihood: Likelihood) -> None:
+        """Refuse to scale targets that are not in the units of f.
+
+        :raises ValueError: naming the likelihood.
+        """
+        base = base_likelihood(likelihood)
+        if self.scales_targets and not isinstance(base, (Gaussian, StudentT, KnownNoise)):
+            raise ValueError(
+                "scaling of targets needs a likelihood in whose units f is (Gaussian, StudentT, "
+                f"KnownNoise), got {type(base).__name__}: scale inputs alone, "
+                "Scaling.from_data(data, targets=False)."
+            )
+
+
+def _constant(values: TensorType, name: str, positive: bool = False) -> Parameter:
+    array: AnyNDArray = np.atleast_1d(np.asarray(values, default_float()))
+    if array.ndim != 1 or not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
+        wanted = "finite and positive" if positive else "finite"
+        raise ValueError(f"{name} must be a number or a vector, {wanted}, got {values}.")
+    return Parameter(array, trainable=False)
+
+
+def _moments(values: AnyNDArray, name: str) -> tuple[AnyNDArray, AnyNDArray]:
+    values = values.astype(np.float64)
+    if not np.isfinite(values).any(axis=0).all() or np.isinf(values).any():
+        raise ValueError(f"{name} of shape {values.shape} has a column without finite values.")
+    center, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+    constant = spread <= 2e-15 * np.abs(center)  # no more than rounding
+    return center, np.where(constant | (spread == 0.0), 1.0, spread)
