@@ -15,6 +15,7 @@ from .inference_networks import (
     weight_gaussian,
 )
 from .mirror_descent import FunctionalMirrorDescent
+from .saving import load
 from .scaling import Scaling
 from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
@@ -38,6 +39,7 @@ __all__ = [
     "fit",
     "fit_hyperparameters",
     "likelihoods",
+    "load",
     "measurement",
     "plotting",
     "step_sizes",

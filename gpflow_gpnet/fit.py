@@ -57,8 +57,9 @@ def fit(
     :param data: X [N, D] and Y [N, P] as arrays, tensors or DataFrames, shuffled anew each epoch
         (and third what a likelihood of :mod:`gpflow_gpnet.likelihoods` knows of each row); or a
         ``tf.data.Dataset`` or an iterable of such batches, taken as they come.
-    :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet) or a Keras optimiser
-        (default for others: Adam, learning rate 0.01) on ``training_loss``.
+    :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet: the one that has trained
+        it so far, which then goes on, or a new one) or a Keras optimiser (default for others: Adam,
+        learning rate 0.01) on ``training_loss``.
     :param num_steps: steps to train; with a checkpoint, those already done count.
     :param batch_size: B, for arrays.
     :param validation_data: (X, Y) whose mean negative log predictive density is recorded. By
@@ -98,8 +99,11 @@ def fit(
     ):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+    if optimizer is None:
+        optimizer = getattr(model, "optimizer", None)
     if seed is None:
-        seed = int(np.random.default_rng().integers(2**31 - 1))
+        goes_on = isinstance(optimizer, FunctionalMirrorDescent)
+        seed = optimizer.seed if goes_on else int(np.random.default_rng().integers(2**31 - 1))
     else:
         tf.random.set_seed(seed)
     if optimizer is None:
@@ -130,8 +134,11 @@ def fit(
         checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step_done)
         manager = tf.train.CheckpointManager(checkpoint, str(checkpoint_dir), max_to_keep=3)
         manager.restore_or_initialize()
-    if int(step_done) == 0 and isinstance(model, InferenceNetworkModel):
-        model.initialise(source(0)[0] if everything is None else everything.data[0])
+    first = int(step_done)
+    # An optimiser that has trained before goes on in the order of the batches too.
+    before = int(optimizer.t) - first if mirror else 0
+    if first == 0 and isinstance(model, InferenceNetworkModel):
+        model.initialise(source(before)[0] if everything is None else everything.data[0])
 
     history = History()
     callbacks = tuple(callbacks)
@@ -144,13 +151,12 @@ def fit(
     losses: list[tf.Tensor] = []
 
     # disable=None: no bar where nobody watches (not a terminal).
-    first = int(step_done)
     with tqdm(
         total=num_steps, initial=first, disable=None if progress else True, unit="step"
     ) as bar:
         for step in range(first, num_steps):
-            batch, number, last = source(step), step + 1, step + 1 == num_steps
-            rest = () if held is None else (_held_out_batch(held, seed, step),)
+            batch, number, last = source(before + step), step + 1, step + 1 == num_steps
+            rest = () if held is None else (_held_out_batch(held, seed, before + step),)
             try:
                 losses.append(train_step(batch, *rest))
                 if rows is not None and polish_every is not None and number % polish_every == 0:

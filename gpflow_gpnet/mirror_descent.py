@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -116,7 +117,7 @@ class FunctionalMirrorDescent(tf.Module):
         self._hyper_adam = self._new_adam(self.hyper_learning_rate)
         self._built_for: GPNet | None = None
         # In a namespace, since tf.Module would track a plain dict and refuse to save its keys.
-        self._compiled = SimpleNamespace(step={}, target=None, correction=None)
+        self._compiled = SimpleNamespace(step={}, target=None, correction=None, unpickled=None)
 
     def _new_adam(self, schedule: Schedule) -> Any:
         # The legacy class makes slots for variables it has not seen, so unfreezing goes on.
@@ -134,6 +135,7 @@ class FunctionalMirrorDescent(tf.Module):
         :param held_out: rows that no step trains on, for ``noise="held-out"``.
         :raises ValueError: for data or settings that the model cannot be trained with.
         """
+        self._restore()
         bound = self._built_for is not None
         self.build(model)
         batch = model.checked(batch)
@@ -148,6 +150,7 @@ class FunctionalMirrorDescent(tf.Module):
         :raises ValueError: if bound to another model, without ``num_data``, or if natural steps
             are asked of a network that has none.
         """
+        self._restore()
         if self._built_for is model:
             return
         if self._built_for is not None:
@@ -173,15 +176,60 @@ class FunctionalMirrorDescent(tf.Module):
                 "conjugate=True needs a Gaussian likelihood and unmixed latent GPs, got "
                 f"{type(model.likelihood).__name__}."
             )
+        self._bind(model)
+
+    def _bind(self, model: GPNet) -> None:
         self._built_for = model
+        model._training.optimizer = self
         if self.takes_natural_steps:
             self._natural_parameters = _NaturalParameters(model.inference_network)
 
     @property
     def _model(self) -> GPNet:
+        self._restore()
         if self._built_for is None:
             raise ValueError("This optimiser has no model yet: call build(model) first.")
         return self._built_for
+
+    # ------------------------------------------------------------------ copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings and state as arrays: what ``pickle``, ``deepcopy`` and ``model.save`` keep."""
+        if self._compiled.unpickled is not None:
+            return self._compiled.unpickled
+        names = inspect.signature(type(self).__init__).parameters
+        state: dict[str, Any] = {
+            "settings": {name: getattr(self, name) for name in names if name != "self"},
+            "t": self.t.numpy(),
+            "model": self._built_for,
+        }
+        if self._built_for is not None:
+            variables = self._model.variables
+            state["slots"] = [_slots(adam, variables) for adam in (self._adam, self._hyper_adam)]
+            if self.takes_natural_steps:
+                state["natural"] = [v.numpy() for v in self._natural_parameters.variables]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state["settings"])  # type: ignore[misc]
+        self.t.assign(state["t"])
+        # The model holds the optimiser too and may not be whole yet.
+        self._compiled.unpickled = state
+
+    def _restore(self) -> None:
+        """Take up the state of the pickled optimiser, once its model is whole."""
+        state, self._compiled.unpickled = self._compiled.unpickled, None
+        if state is None or state["model"] is None:
+            return
+        model = state["model"]
+        self._bind(model)
+        for adam, slots in zip((self._adam, self._hyper_adam), state["slots"], strict=True):
+            _set_slots(adam, model.variables, slots)
+        if "natural" in state:
+            for variable, value in zip(
+                self._natural_parameters.variables, state["natural"], strict=True
+            ):
+                variable.assign(value)
 
     @property
     def takes_natural_steps(self) -> bool:
@@ -485,6 +533,24 @@ def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
 
 def _is_scale(model: GPNet, parameter: Parameter | None) -> bool:
     return parameter is base_likelihood(model.likelihood).scale
+
+
+def _slots(adam: Any, variables: Sequence[tf.Variable]) -> dict[str, Any]:
+    """Adam's state as arrays, by the variables' positions."""
+    slots = {}
+    for index, variable in enumerate(variables):
+        try:
+            slots[index] = {name: adam.get_slot(variable, name).numpy() for name in ("m", "v")}
+        except KeyError:  # never trained
+            continue
+    return {"iterations": int(adam.iterations), "slots": slots}
+
+
+def _set_slots(adam: Any, variables: Sequence[tf.Variable], state: dict[str, Any]) -> None:
+    adam.iterations.assign(state["iterations"])
+    for index, slots in state["slots"].items():
+        for name, value in slots.items():
+            adam.add_slot(variables[index], name).assign(value)
 
 
 def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _Site:

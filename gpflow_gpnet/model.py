@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ from .measurement import (
     as_measurement,
 )
 from .posterior import NetworkPosterior
+from .saving import save
 from .scaling import Scaling
 from .spectral import NoSpectralMeasureError
 
@@ -114,6 +117,8 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                 f"num_measurement_points must be at least 1, got {num_measurement_points}."
             )
         self.num_measurement_points = num_measurement_points
+        # In a namespace, so that the model's parameters do not include the optimiser's state.
+        self._training = SimpleNamespace(optimizer=None)
         self._check_latents()
 
     def _check_latents(self) -> None:
@@ -135,6 +140,15 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                     f"num_latent_gps is {self.num_latent_gps}, but the {owner} has {number}: pass "
                     f"num_latent_gps={number} to the model (and to its inference network)."
                 )
+
+    @property
+    def optimizer(self) -> Any:
+        """The :class:`~gpflow_gpnet.FunctionalMirrorDescent` last bound to this model, or None."""
+        return self._training.optimizer
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model and its :attr:`optimizer` to a file for :func:`gpflow_gpnet.load`."""
+        save(self, path)
 
     # ------------------------------------------------------------------ prior and moments
 
