@@ -23,10 +23,10 @@ Y = np.sin(3.0 * X) + 0.1 * RNG.normal(size=(40, 1))
 XNEW = np.linspace(-2.0, 2.0, 5)[:, None]
 
 
-def make_model(seed: int = 0, covariance: str = "full") -> gpn.GPNet:
+def make_model(covariance: str = "full", num_data: int = 40) -> gpn.GPNet:
     kernel = gpflow.kernels.Matern32()
-    network = gpn.RFE(kernel, 1, 8, covariance, seed=seed)
-    return gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(0.1), network, num_data=40)
+    network = gpn.RFE(kernel, 1, 8, covariance)
+    return gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(0.1), network, num_data=num_data)
 
 
 def make_optimizer(kind: str) -> gpn.FunctionalMirrorDescent:
@@ -110,19 +110,22 @@ def test_the_optimizer_is_none_of_the_models_parameters() -> None:
 def test_case_h10_in_another_process(tmp_path: Path) -> None:
     """300 steps of 1-D data, or 200, saved, loaded by a new process, and 100."""
     path = tmp_path / "model"
-    settings = dict(num_steps=30, batch_size=16, progress=False, polish=False)
-    whole, parts = make_model(), make_model()
-    gpn.fit(whole, (X, Y), seed=7, **settings)
-    gpn.fit(parts, (X, Y), seed=7, **(settings | {"num_steps": 20}))
+    inputs = RNG.uniform(-1.0, 1.0, size=(300, 1))
+    targets = np.sin(3.0 * inputs) + 0.1 * RNG.normal(size=(300, 1))
+    settings = dict(batch_size=50, progress=False, polish=False)
+    whole, parts = make_model(num_data=300), make_model(num_data=300)
+    gpn.fit(whole, (inputs, targets), seed=7, num_steps=300, **settings)
+    gpn.fit(parts, (inputs, targets), seed=7, num_steps=200, **settings)
     expected = parts.predict_y(XNEW)[0]
     parts.save(path)
-    np.savez(tmp_path / "data.npz", X=X, Y=Y, XNEW=XNEW, expected=expected)
+    np.savez(tmp_path / "data.npz", X=inputs, Y=targets, XNEW=XNEW, expected=expected)
     program = f"""
 import numpy as np, gpflow_gpnet as gpn
+settings = {settings}
 data = np.load({str(tmp_path / "data.npz")!r})
 model = gpn.load({str(path)!r})
 np.testing.assert_allclose(model.predict_y(data["XNEW"])[0], data["expected"], rtol=1e-12)
-gpn.fit(model, (data["X"], data["Y"]), num_steps=10, batch_size=16, progress=False, polish=False)
+gpn.fit(model, (data["X"], data["Y"]), num_steps=100, **settings)
 model.save({str(path)!r})
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
