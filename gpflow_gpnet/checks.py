@@ -11,7 +11,7 @@ import tensorflow as tf
 from gpflow import likelihoods
 from gpflow.base import RegressionData
 from gpflow.config import default_float
-from gpflow.kernels import LinearCoregionalization
+from gpflow.kernels import Coregion, Kernel, LinearCoregionalization
 from gpflow.likelihoods import SwitchedLikelihood
 from gpflow.mean_functions import Zero
 from gpflow.models import GPModel
@@ -24,7 +24,7 @@ from .likelihoods import (
     Weighted,
     base_likelihood,
 )
-from .spectral import is_stationary, smoothing_lengthscales
+from .spectral import active_columns, is_stationary, kernel_leaves, smoothing_lengthscales
 
 __all__ = [
     "check_batch",
@@ -148,6 +148,7 @@ def check_batch(model: GPModel, data: RegressionData) -> None:
     _check_columns(model, Y)
     check_targets(model.likelihood, Y)
     _check_mean_function(model, X)
+    _check_output_indices(model.kernel, X)
 
 
 def _check_finite(name: str, values: np.ndarray, hint: str = "") -> None:
@@ -207,6 +208,22 @@ def _check_mean_function(model: GPModel, X: np.ndarray) -> None:
             f"mean_function gives {columns} columns, but the model has {wanted} latent GPs: give "
             "one column per latent."
         )
+
+
+def _check_output_indices(kernel: Kernel, X: np.ndarray) -> None:
+    for leaf in kernel_leaves(kernel):
+        if not isinstance(leaf, Coregion):
+            continue
+        for column in active_columns(leaf, X.shape[1]):
+            indices = X[:, column]
+            valid = (indices == np.round(indices)) & (indices >= 0) & (indices < leaf.output_dim)
+            if not valid.all():
+                row = np.flatnonzero(~valid)[0]
+                raise ValueError(
+                    f"X column {column} holds the output indices of a Coregion kernel, which must "
+                    f"be integers from 0 to {leaf.output_dim - 1}, but row {row} has "
+                    f"{indices[row]:g}."
+                )
 
 
 def check_module(network: Any) -> None:

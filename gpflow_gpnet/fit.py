@@ -23,6 +23,7 @@ from .history import History
 from .likelihoods import KnownNoise, base_likelihood, observed
 from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
+from .spectral import is_stationary, smoothing_lengthscales
 
 __all__ = ["fit"]
 
@@ -30,6 +31,7 @@ HELD_OUT_LIMIT = 2000
 _HELD_OUT_ROWS = 256
 _PREDICTION_ROWS = 4096
 _LARGE_TARGETS = 30.0
+_WIDE_INPUTS = 1000.0
 
 
 def fit(
@@ -217,6 +219,11 @@ def _sources(
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")
     number = min(int(np.ceil(fraction * everything.num_rows)), HELD_OUT_LIMIT)
+    if number >= everything.num_rows:
+        raise ValueError(
+            f'noise="held-out" needs rows to hold out, but the data have {everything.num_rows}: '
+            'use noise="training".'
+        )
     order = np.random.default_rng([seed, 2**31]).permutation(everything.num_rows)
     training = ArrayBatches(everything.rows(np.sort(order[number:])), batch_size, seed)
     held = ArrayBatches(everything.rows(order[:number]), number, seed)
@@ -254,7 +261,8 @@ def _check_num_data(model: BayesianModel, rows: int, batch_size: int) -> None:
 
 
 def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
-    """Targets far outside what the prior can say are the commonest reason for a useless fit."""
+    """Data on another scale than the prior's are the commonest reason for a useless fit."""
+    _warn_of_lengthscales(model, batch[0])
     if not isinstance(base_likelihood(model.likelihood), (Gaussian, StudentT, KnownNoise)):
         return
     X, Y = model.scaled(batch) if isinstance(model, InferenceNetworkModel) else batch
@@ -271,6 +279,27 @@ def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
             "function to the scale of the targets.",
             UserWarning,
             stacklevel=4,
+        )
+
+
+def _warn_of_lengthscales(model: BayesianModel, X: tf.Tensor) -> None:
+    if not is_stationary(model.kernel):
+        return
+    X = model.scaled_inputs(X) if isinstance(model, InferenceNetworkModel) else X
+    lengthscales = np.asarray(smoothing_lengthscales(model.kernel, X.shape[1]))
+    spread = np.ptp(np.asarray(X), axis=0)
+    # An input without a lengthscale, such as an output's index, has 0.
+    wide = np.flatnonzero((lengthscales > 0.0) & (spread > _WIDE_INPUTS * lengthscales))
+    if wide.size:
+        column = wide[0]
+        warnings.warn(
+            f"X columns {wide.tolist()} are very wide for the kernel (column {column}: range "
+            f"{spread[column]:.3g}, lengthscale {lengthscales[column]:.3g}), so that the posterior "
+            "would be the prior almost everywhere: standardise X (a GPNet does it itself with "
+            "scaling=Scaling.from_data(data)), or start from longer lengthscales "
+            "(fit_hyperparameters).",
+            UserWarning,
+            stacklevel=5,
         )
 
 

@@ -527,7 +527,10 @@ def _noise_variance(model: GPNet) -> tf.Tensor:
 def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
     parameter = _noise_parameter(model)
     assert parameter is not None  # build refuses models without
-    value = tf.sqrt(variance) if _is_scale(model, parameter) else variance
+    likelihood = base_likelihood(model.likelihood)
+    # A little above GPflow's bound, which the parameter's transform excludes.
+    value = tf.maximum(variance, 1.01 * likelihood.variance_lower_bound)
+    value = tf.sqrt(value) if _is_scale(model, parameter) else value
     parameter.assign(tf.reshape(value, parameter.shape))
 
 

@@ -96,6 +96,11 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises ValueError: naming the argument that does not fit.
         :raises TypeError: for a network that TensorFlow cannot track, or of the wrong type.
         """
+        if default_float() == np.float16:
+            raise ValueError(
+                "GPflow's default float is float16, in which covariances are not positive "
+                "definite: set float32 or float64 with gpflow.config.set_default_float."
+            )
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
         if not isinstance(inference_network, tf.Module) and not callable(inference_network):
             points = check_shape(inference_network, "inference_network")

@@ -46,6 +46,7 @@ __all__ = [
     "active_columns",
     "infer_input_dim",
     "is_stationary",
+    "kernel_leaves",
     "smoothing_lengthscales",
     "spectral_measure",
 ]
@@ -171,10 +172,10 @@ def _children(kernel: Kernel) -> Sequence[Kernel]:
     return kernel.kernels if isinstance(kernel, Combination) else ()
 
 
-def _leaves(kernel: Kernel) -> list[Kernel]:
+def kernel_leaves(kernel: Kernel) -> list[Kernel]:
     """Kernels at the ends of the tree of combinations and multi-output kernels."""
     children = _children(kernel)
-    return [leaf for child in children for leaf in _leaves(child)] if children else [kernel]
+    return [leaf for child in children for leaf in kernel_leaves(child)] if children else [kernel]
 
 
 def _least_input_dim(kernel: Kernel) -> int | None:
@@ -196,7 +197,7 @@ def infer_input_dim(kernel: Kernel, input_dim: int | None = None) -> int:
 
     :raises ValueError: if the kernel does not tell D, or contradicts ``input_dim`` or itself.
     """
-    leaves = _leaves(kernel)
+    leaves = kernel_leaves(kernel)
     if input_dim is None:
         least = [_least_input_dim(leaf) for leaf in leaves]
         telling = [
@@ -238,7 +239,7 @@ def smoothing_lengthscales(kernel: Kernel, input_dim: int) -> tf.Tensor:
 
     :raises ValueError: as `active_columns`.
     """
-    leaves = _leaves(kernel)
+    leaves = kernel_leaves(kernel)
     stationary = [leaf for leaf in leaves if isinstance(leaf, Stationary)]
     if not stationary:
         return tf.zeros([input_dim], default_float())
@@ -360,7 +361,7 @@ def _uses(kernel: Combination, input_dim: int) -> AnyNDArray:
     """Which of K parts use which of D inputs, [K, D] of 0 and 1."""
     uses = np.zeros((len(kernel.kernels), input_dim))
     for row, part in zip(uses, kernel.kernels, strict=True):
-        for leaf in _leaves(part):
+        for leaf in kernel_leaves(part):
             row[active_columns(leaf, input_dim)] = 1.0
     return uses
 

@@ -286,3 +286,24 @@ def test_trackable_layers_and_plain_parameters_are_accepted(monkeypatch):
 def test_networks_must_be_callable():
     with pytest.raises(TypeError, match=r"must be an InferenceNetwork.* got Module"):
         checks.check_module(tf.Module())
+
+
+def test_output_indices_must_be_those_of_the_coregion_kernel():
+    kernel = gpflow.kernels.Matern32(active_dims=[0]) * gpflow.kernels.Coregion(
+        2, 1, active_dims=[1]
+    )
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), gpn.RFE(kernel, 2, 3), num_data=3)
+    X, Y = np.array([[0.1, 0.0], [0.2, 1.0], [0.3, 1.0]]), np.zeros((3, 1))
+    checks.check_batch(model, (X, Y))
+    for index in (2.0, -1.0, 0.5):
+        X[1, 1] = index
+        with pytest.raises(ValueError, match=f"column 1 .* from 0 to 1, but row 1 has {index:g}"):
+            checks.check_batch(model, (X, Y))
+
+
+def test_float16_is_refused():
+    kernel = gpflow.kernels.SquaredExponential()
+    network = gpn.RFE(kernel, 1, 3)
+    with gpflow.config.as_context(gpflow.config.Config(float=np.float16)):
+        with pytest.raises(ValueError, match="float16"):
+            gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), network, num_data=3)

@@ -1,6 +1,8 @@
 """The training loop: what it takes, what it records, how it stops, resumes and refuses."""
 
+import gc
 import sys
+import weakref
 
 import gpflow
 import numpy as np
@@ -509,3 +511,49 @@ def test_targets_far_beyond_the_prior_are_warned_of(rng):
     assert seen[0].filename == __file__
     fit(Line(10), (X, 10 * Y), 1, optimizer=adam())  # warnings are errors in these tests
     fit(Line(10, likelihood=gpflow.likelihoods.Poisson()), (X, np.full((10, 1), 900)), 1)
+
+
+def test_inputs_far_wider_than_the_lengthscales_are_warned_of(rng):
+    X, Y = make_data(rng)
+    with pytest.warns(UserWarning, match=r"columns \[0\] are very wide .* lengthscale 1\)") as seen:
+        gpn.fit(
+            make_gpnet(10), (1e6 * X, Y), num_steps=1, batch_size=10, progress=False
+        )  # fmt: skip
+    assert seen[0].filename == __file__
+    scaling = gpn.Scaling.from_data((1e6 * X, Y))
+    fit(make_gpnet(10, scaling=scaling), (1e6 * X, Y), 1)  # warnings are errors in these tests
+
+
+@pytest.mark.parametrize("noise", ["training", "held-out"])
+@pytest.mark.parametrize("parameter", ["variance", "scale"])
+def test_noise_of_targets_without_noise_stops_at_the_bound(rng, noise, parameter):
+    X = rng.uniform(size=(30, 1))
+    model = make_gpnet(30)
+    model.likelihood = Gaussian(**{parameter: 0.1})
+    optimizer = gpn.FunctionalMirrorDescent(noise=noise, noise_decay=0.1, prior_correction=False)
+    fit(model, (X, np.zeros((30, 1))), 12, optimizer=optimizer, batch_size=15)
+    variance = float(model.likelihood.variance_at(X[:1])[0, 0])
+    assert 1e-6 <= variance < 1e-4
+
+
+def test_one_row_is_enough_but_not_for_holding_out():
+    X, Y = np.ones((1, 1)), np.full((1, 1), 0.3)
+    model = make_gpnet(1)
+    fit(model, (X, Y), 2)
+    assert np.isfinite(model.predict_y(X)[1])
+    held_out = gpn.FunctionalMirrorDescent(noise="held-out")
+    with pytest.raises(
+        ValueError, match='needs rows to hold out, but the data have 1: use noise="tr'
+    ):
+        fit(make_gpnet(1), (X, Y), 2, optimizer=held_out)
+
+
+def test_trained_models_are_garbage_once_dropped(rng):
+    """No cache of this package keeps a model alive, as in a loop of cross-validation."""
+    data = make_data(rng)
+    model = make_gpnet(10)
+    fit(model, data, 2)
+    trained = weakref.ref(model)
+    del model
+    gc.collect()
+    assert trained() is None
