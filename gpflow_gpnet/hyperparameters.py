@@ -6,19 +6,20 @@ from typing import Any
 
 import numpy as np
 from gpflow.kernels import Kernel
-from gpflow.likelihoods import Gaussian
+from gpflow.likelihoods import Gaussian, Likelihood
 from gpflow.mean_functions import MeanFunction
 from gpflow.models import GPR
 from gpflow.optimizers import Scipy
 
 from .checks import to_tensors
+from .likelihoods import base_likelihood
 
 __all__ = ["fit_hyperparameters"]
 
 
 def fit_hyperparameters(
     kernel: Kernel,
-    likelihood: Gaussian,
+    likelihood: Likelihood,
     data: Any,
     *,
     mean_function: MeanFunction | None = None,
@@ -32,14 +33,20 @@ def fit_hyperparameters(
     not trainable stay. O(num_points³) an iteration.
 
     :param kernel: its trainable Parameters are set.
-    :param likelihood: Gaussian; its trainable variance is set.
-    :param data: X [N, D] and Y [N, P].
+    :param likelihood: Gaussian, or a wrapped one; its trainable variance is set.
+    :param data: X [N, D] and Y [N, P], scaled if the model is to scale them
+        (``scaling(data)``); rows without all targets and row data are ignored.
     :raises TypeError: if the likelihood is not Gaussian.
+    :raises ValueError: if no row has all its targets.
     """
+    likelihood = base_likelihood(likelihood)
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
-    X, Y = (values.numpy() for values in to_tensors(data))
-    rows = np.random.default_rng(seed).permutation(len(X))[:num_points]
+    X, Y = (values.numpy() for values in to_tensors(data[:2]))
+    whole = np.flatnonzero(~np.isnan(Y).any(axis=1))
+    if not whole.size:
+        raise ValueError(f"Y of shape {Y.shape} has no row without NaN.")
+    rows = np.random.default_rng(seed).permutation(whole)[:num_points]
     model = GPR((X[rows], Y[rows]), kernel, mean_function, likelihood=likelihood)
     Scipy().minimize(
         model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}

@@ -47,3 +47,15 @@ def test_takes_a_random_subset_and_leaves_frozen_parameters(rng):
 def test_needs_a_gaussian_likelihood(rng):
     with pytest.raises(TypeError, match="likelihood must be Gaussian, got Poisson"):
         gpn.fit_hyperparameters(RBF(), gpflow.likelihoods.Poisson(), make_data(rng))
+
+
+def test_leaves_out_rows_without_targets_and_sees_through_wrapped_likelihoods(rng):
+    X, Y = make_data(rng)
+    X, gaps = np.vstack([X, X + 0.1]), np.vstack([Y, np.full_like(Y, np.nan)])
+    kernels = RBF(), RBF()
+    wrapped = gpn.likelihoods.Weighted(gpn.likelihoods.MissingTargets(Gaussian()))
+    gpn.fit_hyperparameters(kernels[0], wrapped, (X, gaps, np.ones(len(X))), max_iterations=5)
+    gpn.fit_hyperparameters(kernels[1], Gaussian(), (X[: len(Y)], Y), max_iterations=5)
+    np.testing.assert_allclose(kernels[0].lengthscales, kernels[1].lengthscales, rtol=1e-6)
+    with pytest.raises(ValueError, match="no row without NaN"):
+        gpn.fit_hyperparameters(kernels[0], wrapped, (X, np.full_like(gaps, np.nan)))
