@@ -31,7 +31,9 @@ from .measurement import (
     Mixture,
     as_measurement,
 )
+from .observations import sample_observations
 from .posterior import NetworkPosterior
+from .quantiles import predictive_quantiles
 from .spectral import NoSpectralMeasureError
 
 __all__ = ["InferenceNetworkModel"]
@@ -332,8 +334,13 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                 "for marginals (full_cov=False) or fewer rows, or raise max_covariance_gib."
             )
 
-    def _in_chunks(self, predict: Callable[..., Any], *arrays: tf.Tensor) -> Any:
-        """Apply to :attr:`prediction_rows` rows at a time; in one piece inside ``tf.function``."""
+    def _in_chunks(
+        self, predict: Callable[..., Any], *arrays: tf.Tensor, rows_axis: int = 0
+    ) -> Any:
+        """Apply to :attr:`prediction_rows` rows at a time; in one piece inside ``tf.function``.
+
+        :param rows_axis: the axis of what is predicted that has the rows.
+        """
         rows, size = arrays[0].shape[0], self.prediction_rows
         if size < 1:
             raise ValueError(f"prediction_rows must be at least 1, got {size}.")
@@ -343,7 +350,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             predict(*(array[start : start + size] for array in arrays))
             for start in range(0, rows, size)
         ]
-        return tf.nest.map_structure(lambda *pieces: tf.concat(pieces, axis=0), *parts)
+        return tf.nest.map_structure(lambda *pieces: tf.concat(pieces, rows_axis), *parts)
 
     @inherit_check_shapes
     def predict_y(
@@ -362,6 +369,44 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             lambda X, Y: predict((X, Y), full_cov, full_output_cov),
             *to_tensors(data, self.likelihood),
         )
+
+    @check_shapes("Xnew: [batch..., N, D]", "return: [Q, batch..., N, P]")
+    def predict_quantiles(self, Xnew: InputData, levels: Any) -> tf.Tensor:
+        """Quantiles of p(y | x, data), new observations: the smallest y with CDF ≥ level.
+
+        How exact, see :func:`~gpflow_gpnet.quantiles.predictive_quantiles`. Bounded in memory as
+        :meth:`predict_y` is.
+
+        :param levels: numbers [Q] strictly between 0 and 1, in any order.
+        :raises ValueError: for other levels, and for likelihoods of unordered classes.
+        :raises NotImplementedError: for likelihoods that
+            :data:`~gpflow_gpnet.observations.conditional_distribution` does not know.
+        """
+
+        def quantiles(X: tf.Tensor) -> tf.Tensor:
+            return predictive_quantiles(self.likelihood, X, *self.predict_f(X), levels)
+
+        Xnew = tf.convert_to_tensor(Xnew, default_float())
+        return self._in_chunks(tf.function(quantiles, autograph=False), Xnew, rows_axis=1)
+
+    @check_shapes("Xnew: [N, D]", "return: [S, N, P]")
+    def predict_y_samples(
+        self, Xnew: InputData, num_samples: int, seed: int | None = None
+    ) -> tf.Tensor:
+        """Samples of p(y | x, data) at each row.
+
+        Rows are independent, as are outputs: f is drawn from its marginals. For observations of
+        one function see :meth:`sample_functions`.
+
+        :param seed: None: drawn from TensorFlow's global generator.
+        :raises NotImplementedError: as :meth:`predict_quantiles`.
+        """
+        Xnew = tf.convert_to_tensor(Xnew, default_float())
+        mean, variance = self.predict_f(Xnew)
+        key = (
+            tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32) if seed is None else [0, seed]
+        )
+        return sample_observations(self.likelihood, Xnew, mean, variance, num_samples, key)
 
     def sample_functions(
         self, num_samples: int, seed: int | None = None
