@@ -32,7 +32,7 @@ from .checks import (
 )
 from .inference_networks import RFE, InducingFeatures, InferenceNetwork, LinearNetwork
 from .latent_prior import latent_covariance
-from .likelihoods import RowDataLikelihood, observed, row_weights
+from .likelihoods import RowDataLikelihood, base_likelihood, observed, row_weights
 from .measurement import (
     BatchInputs,
     Empirical,
@@ -41,7 +41,9 @@ from .measurement import (
     Mixture,
     as_measurement,
 )
+from .observations import sample_observations
 from .posterior import NetworkPosterior
+from .quantiles import predictive_quantiles
 from .saving import save
 from .scaling import Scaling
 from .spectral import NoSpectralMeasureError
@@ -382,8 +384,13 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                 "for marginals (full_cov=False) or fewer rows, or raise max_covariance_gib."
             )
 
-    def _in_chunks(self, predict: Callable[..., Any], *arrays: tf.Tensor) -> Any:
-        """Apply to :attr:`prediction_rows` rows at a time; in one piece inside ``tf.function``."""
+    def _in_chunks(
+        self, predict: Callable[..., Any], *arrays: tf.Tensor, rows_axis: int = 0
+    ) -> Any:
+        """Apply to :attr:`prediction_rows` rows at a time; in one piece inside ``tf.function``.
+
+        :param rows_axis: the axis of what is predicted that has the rows.
+        """
         rows, size = arrays[0].shape[0], self.prediction_rows
         if size < 1:
             raise ValueError(f"prediction_rows must be at least 1, got {size}.")
@@ -393,7 +400,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             predict(*(array[start : start + size] for array in arrays))
             for start in range(0, rows, size)
         ]
-        return tf.nest.map_structure(lambda *pieces: tf.concat(pieces, axis=0), *parts)
+        return tf.nest.map_structure(lambda *pieces: tf.concat(pieces, rows_axis), *parts)
 
     @inherit_check_shapes
     def predict_y(
@@ -432,6 +439,49 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             return values + self.scaling.log_jacobian(observed(likelihood, Y)[1])
 
         return self._in_chunks(density, X, Y)
+
+    @check_shapes("Xnew: [batch..., N, D]", "return: [Q, batch..., N, P]")
+    def predict_quantiles(self, Xnew: InputData, levels: Any) -> tf.Tensor:
+        """Quantiles of p(y | x, data), new observations: the smallest y with CDF ≥ level.
+
+        How exact, see :func:`~gpflow_gpnet.quantiles.predictive_quantiles`. Bounded in memory as
+        :meth:`predict_y` is.
+
+        :param levels: numbers [Q] strictly between 0 and 1, in any order.
+        :raises ValueError: for other levels, and for likelihoods of unordered classes.
+        :raises NotImplementedError: for likelihoods that
+            :data:`~gpflow_gpnet.observations.conditional_distribution` does not know.
+        """
+
+        likelihood = base_likelihood(self.likelihood)
+
+        def quantiles(X: tf.Tensor) -> tf.Tensor:
+            return predictive_quantiles(likelihood, X, *self._predict_scaled_f(X), levels)
+
+        predict = tf.function(quantiles, autograph=False)
+        values = self._in_chunks(predict, self.scaled_inputs(Xnew), rows_axis=1)
+        return values if self.scaling is None else self.scaling.original_mean(values)
+
+    @check_shapes("Xnew: [N, D]", "return: [S, N, P]")
+    def predict_y_samples(
+        self, Xnew: InputData, num_samples: int, seed: int | None = None
+    ) -> tf.Tensor:
+        """Samples of p(y | x, data) at each row.
+
+        Rows are independent, as are outputs: f is drawn from its marginals. For observations of
+        one function see :meth:`sample_functions`.
+
+        :param seed: None: drawn from TensorFlow's global generator.
+        :raises NotImplementedError: as :meth:`predict_quantiles`.
+        """
+        X = self.scaled_inputs(Xnew)
+        key = (
+            tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32) if seed is None else [0, seed]
+        )
+        values = sample_observations(
+            base_likelihood(self.likelihood), X, *self._predict_scaled_f(X), num_samples, key
+        )
+        return values if self.scaling is None else self.scaling.original_mean(values)
 
     def sample_functions(
         self, num_samples: int, seed: int | None = None

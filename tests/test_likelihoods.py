@@ -166,6 +166,11 @@ def test_equal_known_noise_is_a_gaussian_likelihood() -> None:
     gpflow.set_trainable(likelihood, False)
     known = trained(likelihood, (X, Y, np.full(6, 0.06)), 6, num_latent_gps=2)
     assert_same_posterior(known, trained(frozen_gaussian(0.1), (X, Y), 6, num_latent_gps=2))
+    mean, variance = known.predict_y(X)
+    quantile = known.predict_quantiles(X, [0.9])[0]
+    np.testing.assert_allclose(quantile, mean + 1.2815515655 * np.sqrt(variance), rtol=1e-9)
+    samples = known.predict_y_samples(X, 20_000, seed=0).numpy()
+    np.testing.assert_allclose(samples.var(axis=0), variance, rtol=0.06)
     np.testing.assert_allclose(known.predict_y(X)[1] - known.predict_f(X)[1], 0.04, rtol=1e-6)
 
 

@@ -83,6 +83,12 @@ def test_predictions_are_in_the_units_of_the_data(kind: str) -> None:
     mean_s, variance_s = plain.predict_y(XNEWS)
     np.testing.assert_allclose(mean, mean_s * SCALE + CENTER, **tolerance)
     np.testing.assert_allclose(variance, variance_s * SCALE**2, **tolerance)
+    quantiles = scaled.predict_quantiles(XNEW, [0.1, 0.5])
+    expected = plain.predict_quantiles(XNEWS, [0.1, 0.5]) * SCALE + CENTER
+    np.testing.assert_allclose(quantiles, expected, **tolerance)
+    samples = scaled.predict_y_samples(XNEW, 3, seed=5)
+    expected = plain.predict_y_samples(XNEWS, 3, seed=5) * SCALE + CENTER
+    np.testing.assert_allclose(samples, expected, **tolerance)
     functions = scaled.sample_functions(3, seed=5)(XNEW)
     expected = plain.sample_functions(3, seed=5)(XNEWS) * SCALE + CENTER
     np.testing.assert_allclose(functions, expected, **tolerance)

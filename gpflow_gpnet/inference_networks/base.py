@@ -123,24 +123,43 @@ class LinearNetwork(InferenceNetwork):
             variance = variance + residual
         return self.weights.mean(features), tf.linalg.matrix_transpose(variance)
 
-    def sample_functions(
+    def prior_functions(
         self, num_samples: int, seed: tf.Tensor
-    ) -> Callable[[TensorType], tf.Tensor]:
-        """Whole functions from q: a callable X [..., N, D] to [S, ..., N, L].
+    ) -> tuple[Callable[[TensorType], tf.Tensor], tf.Tensor] | None:
+        """Whole functions g from the prior and the weights [S, F, L] that their features carry.
 
-        :raises NotImplementedError: where part of the covariance is not carried by the features.
+        None where features carry all of the covariance, so that the weights are the function.
+
+        :raises NotImplementedError: where part of it is not carried by the features.
         """
         if type(self).residual_covariance is not LinearNetwork.residual_covariance:
             raise NotImplementedError(
                 f"{type(self).__name__} has covariance beyond its features, which whole-function "
                 "samples would miss; use predict_f_samples."
             )
-        weights = tf.transpose(self.weights.sample(num_samples, seed), [0, 2, 1])  # [S, L, F]
+        return None
 
-        def functions(X: TensorType) -> tf.Tensor:
-            return tf.einsum("...knf,skf->s...nk", self._per_latent(X), weights)
+    def sample_functions(
+        self, num_samples: int, seed: tf.Tensor
+    ) -> Callable[[TensorType], tf.Tensor]:
+        """Whole functions from q: a callable X [..., N, D] to [S, ..., N, L].
 
-        return functions
+        Where features do not carry all of the covariance, by Matheron's rule: a function g from the
+        prior, corrected by the difference of weights, f(x) = g(x) + φ(x)ᵀ (w - w_g) (Wilson et al.
+        2020, "Efficiently sampling functions from Gaussian process posteriors").
+
+        :raises NotImplementedError: as :meth:`prior_functions`.
+        """
+        weights = self.weights.sample(num_samples, seed)
+        prior = self.prior_functions(num_samples, seed + 1)
+        if prior is None:
+            return lambda X: self._values(X, weights)
+        functions, prior_weights = prior
+        return lambda X: functions(X) + self._values(X, weights - prior_weights)
+
+    def _values(self, X: TensorType, weights: tf.Tensor) -> tf.Tensor:
+        """Functions [S, ..., N, L] that have weights [S, F, L]."""
+        return tf.einsum("...knf,sfk->s...nk", self._per_latent(X), weights)
 
     def _per_latent(self, X: TensorType) -> tf.Tensor:
         features = self.latent_features(X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gpflow.models import SVGP
 from ..gaussians import cholesky
 from ..latent_prior import latent_kernels, latent_variance
 from .base import LinearNetwork
+from .random_features import RFE
 from .weights import weight_gaussian
 
 __all__ = ["InducingFeatures"]
@@ -30,6 +32,9 @@ class InducingFeatures(LinearNetwork):
     """
 
     matches_prior = True
+
+    prior_frequencies: int = 2000
+    """Random frequencies of a prior's function in :meth:`sample_functions`."""
 
     def __init__(
         self,
@@ -123,3 +128,36 @@ class InducingFeatures(LinearNetwork):
             return tf.maximum(latent_variance(self.kernel, X) - explained, 0.0)
         prior = tf.stack([kernel(X) for kernel in latent_kernels(self.kernel)], axis=-3)
         return prior - tf.matmul(features, features, transpose_b=True)
+
+    def prior_functions(
+        self, num_samples: int, seed: tf.Tensor
+    ) -> tuple[Callable[[TensorType], tf.Tensor], tf.Tensor]:
+        """Whole functions g from the prior, by random features, and L⁻¹ g(Z) [S, M, L].
+
+        Exact for kernels of finite features, such as Linear. Drawn eagerly: g keeps the kernel's
+        present parameters.
+
+        :raises NotImplementedError: for kernels without random features.
+        """
+        first, second = np.asarray(seed)
+        try:
+            prior = RFE(
+                self.kernel,
+                self.Z.shape[1],
+                self.prior_frequencies,
+                "diag",
+                num_latent_gps=self.num_latent_gps,
+                seed=int(first),
+            )
+        except ValueError as error:
+            raise NotImplementedError(
+                f"{type(self.kernel).__name__} has no random features for whole functions; use "
+                f"predict_f_samples. ({str(error).partition(';')[0]})"
+            ) from error
+        prior.initialise(self.Z.numpy())
+        functions = prior.sample_functions(num_samples, tf.constant([first, second]))
+        factors = tf.stack([self.prior_root(kernel) for kernel in latent_kernels(self.kernel)])
+        values = tf.transpose(functions(self.Z), [0, 2, 1])[..., None]  # [S, L, M, 1]
+        shape = tf.concat([tf.shape(values)[:-2], tf.shape(factors)[-2:]], axis=0)
+        whitened = tf.linalg.triangular_solve(tf.broadcast_to(factors, shape), values)
+        return functions, tf.transpose(whitened[..., 0], [0, 2, 1])

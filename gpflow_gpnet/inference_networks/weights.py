@@ -100,6 +100,13 @@ class DiagonalGaussian(WeightGaussian):
         return features * tf.transpose(self.q_sqrt)[:, None, :]
 
     @inherit_check_shapes
+    def sample(self, num_samples: int, seed: tf.Tensor) -> tf.Tensor:
+        shape = [num_samples, *self.q_mu.shape]
+        return self.q_mu + self.q_sqrt * tf.random.stateless_normal(
+            shape, seed, dtype=self.q_mu.dtype
+        )
+
+    @inherit_check_shapes
     def prior_kl(self) -> tf.Tensor:
         return gauss_kl(self.q_mu, self.q_sqrt)
 
