@@ -2,6 +2,7 @@
 
 from . import callbacks, datasets, likelihoods, measurement, plotting, step_sizes
 from ._version import __version__
+from .compare import compare
 from .fbnn import FBNN
 from .fit import fit
 from .gpnet import GPNet
@@ -35,6 +36,7 @@ __all__ = [
     "Scaling",
     "__version__",
     "callbacks",
+    "compare",
     "datasets",
     "fit",
     "fit_hyperparameters",

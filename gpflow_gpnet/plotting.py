@@ -9,14 +9,17 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from .compare import Comparison
     from .history import History
 
-__all__ = ["posterior", "training_curves"]
+__all__ = ["calibration", "posterior", "training_curves", "violins"]
 
 # Okabe and Ito's palette: told apart by every eye and in grey print.
 MODEL = "#0072B2"
 REFERENCE = "#D55E00"
 DATA = "#000000"
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vP*"
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -75,4 +78,45 @@ def training_curves(history: History, *, ax: Axes | None = None) -> Axes:
             history["step"][scored], history["validation_nlpd"][scored], "--", color=REFERENCE
         )
         other.set_ylabel("validation NLPD [nats per datum], dashed")
+    return ax
+
+
+def violins(comparison: Comparison, metric: str = "nlpd", *, ax: Axes | None = None) -> Axes:
+    """A metric's distribution over splits for each method, with its mean as a line."""
+    ax = _axes(ax)
+    groups = comparison.results.groupby("method")[metric]
+    values = [groups.get_group(method).dropna().to_numpy() for method in comparison.methods]
+    positions = np.arange(1, len(values) + 1)
+    drawn = [index for index, group in enumerate(values) if len(group) > 1]
+    if drawn:
+        parts = ax.violinplot(
+            [values[index] for index in drawn], positions[drawn], showmeans=True, showextrema=False
+        )
+        bodies: Any = parts["bodies"]
+        for body in bodies:
+            body.set(facecolor=MODEL, alpha=0.3)
+        parts["cmeans"].set_color(REFERENCE)
+    for position, group in zip(positions, values, strict=True):
+        ax.plot(np.full(len(group), position), group, ".", color=DATA, ms=4)
+    ax.set_xticks(positions, comparison.methods)
+    ax.set_ylabel(metric)
+    return ax
+
+
+def calibration(comparison: Comparison, *, ax: Axes | None = None) -> Axes:
+    """Fraction of targets below each predictive quantile against its level; right: diagonal."""
+    ax = _axes(ax)
+    columns = [name for name in comparison.results.columns if name.startswith("below_")]
+    levels = [float(name.removeprefix("below_")) for name in columns]
+    means = comparison.results.groupby("method")[columns].mean()
+    ax.plot([0.0, 1.0], [0.0, 1.0], color=DATA, lw=0.8)
+    for index, method in enumerate(comparison.methods):
+        style: dict[str, Any] = {
+            "color": PALETTE[index % len(PALETTE)],
+            "marker": MARKERS[index % len(MARKERS)],
+            "ls": "-" if index < len(PALETTE) else "--",
+        }
+        ax.plot(levels, means.loc[method], ms=3, lw=1.0, label=method, **style)
+    ax.set(xlabel="level of the quantile", ylabel="fraction of targets below")
+    ax.legend()
     return ax

@@ -144,6 +144,6 @@ def _moments(values: AnyNDArray, name: str) -> tuple[AnyNDArray, AnyNDArray]:
     values = values.astype(np.float64)
     if not np.isfinite(values).any(axis=0).all() or np.isinf(values).any():
         raise ValueError(f"{name} of shape {values.shape} has a column without finite values.")
-    center, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
-    constant = spread <= 2e-15 * np.abs(center)  # no more than rounding
-    return center, np.where(constant | (spread == 0.0), 1.0, spread)
+    # Rounding can leave a constant column with a tiny spread about its mean, none in its range.
+    constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
+    return np.nanmean(values, axis=0), np.where(constant, 1.0, np.nanstd(values, axis=0))
