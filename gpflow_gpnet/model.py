@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
-from gpflow.base import InputData, MeanAndVariance, RegressionData, TensorType
+from gpflow.base import InputData, MeanAndVariance, Parameter, RegressionData, TensorType
 from gpflow.conditionals.util import mix_latent_gp
 from gpflow.config import default_float
 from gpflow.kernels import Kernel, LinearCoregionalization, MultioutputKernel
@@ -18,9 +19,17 @@ from gpflow.mean_functions import MeanFunction
 from gpflow.models import ExternalDataTrainingLossMixin, GPModel
 from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import to_default_float
+from gpflow.utilities.model_utils import assert_params_false
 
 from . import gaussians
-from .checks import check_batch, check_far_from_origin, check_module, check_shape, to_tensors
+from .checks import (
+    check_batch,
+    check_far_from_origin,
+    check_module,
+    check_not_in_scipy,
+    check_shape,
+    to_tensors,
+)
 from .inference_networks import RFE, InducingFeatures, InferenceNetwork, LinearNetwork
 from .latent_prior import latent_covariance
 from .measurement import (
@@ -37,6 +46,18 @@ from .spectral import NoSpectralMeasureError
 __all__ = ["InferenceNetworkModel"]
 
 _GIB = 2**30
+
+_ELSEWHERE = {
+    "q_mu": "that of weights is inference_network.q_mu, where the network is linear in them",
+    "q_sqrt": "that of weights is inference_network.q_sqrt, where the network is linear in them",
+    "q_diag": 'the inference network has the argument covariance, "diag" or "full"',
+    "whiten": "where the inference network is linear in its weights, their prior is N(0, I) always",
+    "inducing_variable": "points where functions are compared come from measurement, and inducing "
+    "inputs are inference_network.Z of InducingFeatures",
+    "prior_kl": "that of weights is inference_network.prior_kl(), where the network is linear in "
+    "them; elbo(data) has the divergence in it",
+}
+"""Where a GPNet has what SVGP has on the model."""
 
 
 class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
@@ -116,6 +137,14 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                     f"num_latent_gps is {self.num_latent_gps}, but the {owner} has {number}: pass "
                     f"num_latent_gps={number} to the model (and to its inference network)."
                 )
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what is missing only: say where SVGP's attributes are."""
+        if name in _ELSEWHERE:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}: {_ELSEWHERE[name]}."
+            )
+        return object.__getattribute__(self, name)  # raises what was raised before, its text kept
 
     # ------------------------------------------------------------------ prior and moments
 
@@ -251,7 +280,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
         :param data: one batch (X, Y), or an iterator that gives a new one each call.
         :raises ValueError: for data that the model cannot be trained on, or minibatches without
-            ``num_data``.
+            ``num_data``. The closure of minibatches raises it inside ``gpflow.optimizers.Scipy``.
         """
         if hasattr(data, "__next__"):
             if self.num_data is None:
@@ -259,11 +288,11 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                     "num_data is None: minibatches need the number of data N, pass num_data=N."
                 )
             if hasattr(data, "element_spec"):  # a dataset's iterator
-                return super().training_loss_closure(data, compile=compile)
+                return _minibatch_closure(super().training_loss_closure(data, compile=compile))
             loss = self._training_loss
             if compile:
                 loss = tf.function(loss, autograph=False, reduce_retracing=True)
-            return lambda: loss(self.checked(next(data)))
+            return _minibatch_closure(lambda: loss(self.checked(next(data))))
         if isinstance(data, tf.data.Dataset):
             return self.training_loss_closure(iter(data), compile=compile)
         batch = to_tensors(data, self.likelihood)
@@ -273,12 +302,29 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     # ------------------------------------------------------------------ predictions
 
+    @property
+    def _float_type(self) -> tf.DType:
+        """That of the parameters, which need not be the default's; the widest of frozen ones."""
+
+        def leaves(kind: Callable[[Any], bool]) -> Iterator[Any]:
+            return chain(*(m._flatten(predicate=kind) for m in (self.kernel, self.inference_network)))
+
+        parameter = next(leaves(lambda leaf: isinstance(leaf, Parameter)), None)
+        if parameter is not None:
+            return parameter.dtype
+        types = {leaf.dtype for leaf in leaves(tf.is_tensor) if leaf.dtype.is_floating}
+        return max(types, key=lambda dtype: dtype.size, default=tf.as_dtype(default_float()))
+
+    def _as_inputs(self, X: TensorType) -> tf.Tensor:
+        dtype = self._float_type
+        return tf.cast(X, dtype) if tf.is_tensor(X) else tf.convert_to_tensor(X, dtype)
+
     @inherit_check_shapes
     def predict_f(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
         mean, cov = self.conditional(Xnew, full_cov, full_output_cov)
-        return mean + self.mean_function(tf.convert_to_tensor(Xnew, default_float())), cov
+        return mean + self.mean_function(self._as_inputs(Xnew)), cov
 
     @check_shapes(
         "Xnew: [batch..., N, D]",
@@ -295,7 +341,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
         :raises ValueError: for a full covariance larger than :attr:`max_covariance_gib`.
         """
-        Xnew = tf.convert_to_tensor(Xnew, default_float())
+        Xnew = self._as_inputs(Xnew)
         if full_cov:
             self._check_covariance_size(Xnew)
             return self._conditional(Xnew, full_cov, full_output_cov)
@@ -349,18 +395,25 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_y(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
-        Xnew = tf.convert_to_tensor(Xnew, default_float())
+        Xnew = self._as_inputs(Xnew)
         predict = super().predict_y
         return self._in_chunks(lambda X: predict(X, full_cov, full_output_cov), Xnew)
 
     def predict_log_density(
         self, data: RegressionData, full_cov: bool = False, full_output_cov: bool = False
     ) -> tf.Tensor:
-        """log p(y | data) at each row [N], nats."""
+        """log p(y | data) at each row [batch..., N], nats.
+
+        :param data: X [batch..., N, D] and Y [batch..., N, P].
+        :raises NotImplementedError: for full covariances.
+        """
+        assert_params_false(
+            self.predict_log_density, full_cov=full_cov, full_output_cov=full_output_cov
+        )
         predict = super().predict_log_density
         return self._in_chunks(
-            lambda X, Y: predict((X, Y), full_cov, full_output_cov),
-            *to_tensors(data, self.likelihood),
+            lambda X, Y: predict((X, Y)),
+            *to_tensors(data, self.likelihood, dtype=self._float_type, batched=True),
         )
 
     def sample_functions(
@@ -379,13 +432,24 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         latent = network.sample_functions(num_samples, tf.constant(number, tf.int32))
 
         def functions(X: TensorType) -> tf.Tensor:
-            X = tf.convert_to_tensor(X, default_float())
+            X = self._as_inputs(X)
             values = latent(X)
             if self.mixing is not None:
                 values = tf.tensordot(values, self.mixing, [[-1], [-1]])
             return values + self.mean_function(X)
 
         return functions
+
+
+def _minibatch_closure(closure: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
+    """A loss that is another function at each call, and says so to who needs one function."""
+
+    @tf.autograph.experimental.do_not_convert
+    def minibatch_loss() -> tf.Tensor:
+        check_not_in_scipy()
+        return closure()
+
+    return minibatch_loss
 
 
 def _independent_outputs(cov: tf.Tensor, full_cov: bool) -> tf.Tensor:
