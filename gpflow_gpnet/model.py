@@ -307,7 +307,10 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         """That of the parameters, which need not be the default's; the widest of frozen ones."""
 
         def leaves(kind: Callable[[Any], bool]) -> Iterator[Any]:
-            return chain(*(m._flatten(predicate=kind) for m in (self.kernel, self.inference_network)))
+            return chain(
+                self.kernel._flatten(predicate=kind),
+                self.inference_network._flatten(predicate=kind),
+            )
 
         parameter = next(leaves(lambda leaf: isinstance(leaf, Parameter)), None)
         if parameter is not None:

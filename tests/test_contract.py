@@ -30,6 +30,9 @@ from gpflow.utilities import (
 import gpflow_gpnet as gpn
 
 N, D = 12, 2
+# SVGP maps over kernels, where autograph would convert GPflow's code anew at each eager call.
+without_autograph = tf.autograph.experimental.do_not_convert
+
 FLAGS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -99,34 +102,35 @@ def set_random_weights(model):
     q_sqrt.assign(root + 0.5 * np.eye(q_sqrt.shape[-1]))
 
 
-def gradients(model, data):
+def loss_and_gradients(model, data):
     with tf.GradientTape() as tape:
         loss = model.training_loss(data)
-    return tape.gradient(loss, model.trainable_variables)
+    return loss, tape.gradient(loss, model.trainable_variables)
 
 
+@without_autograph
 def assert_trainable(model, data):
-    """A finite objective with a finite gradient for every trainable variable."""
-    elbo = model.elbo(data)
-    assert elbo.shape == () and np.isfinite(elbo)
-    for variable, gradient in zip(model.trainable_variables, gradients(model, data), strict=True):
+    """A finite loss with a finite gradient for every trainable variable."""
+    loss, gradients = loss_and_gradients(model, data)
+    assert loss.shape == () and np.isfinite(loss)
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         assert gradient is not None, variable.name
         assert np.all(np.isfinite(gradient)), variable.name
 
 
 def assert_takes_a_step(model, data):
-    """GPNet only: one step of its own optimiser changes the model, to a finite objective."""
+    """GPNet only: one step of its own optimiser from the prior, to a finite objective."""
     if isinstance(model, SVGP):
         return
-    before = float(model.elbo(data))
-    loss = gpn.FunctionalMirrorDescent(0.1).minimize(model, data)
-    after = float(model.elbo(data))
-    assert np.isfinite(loss) and np.isfinite(after) and after != before
+    assert np.isfinite(gpn.FunctionalMirrorDescent(0.1).minimize(model, data))
+    assert np.isfinite(model.elbo(data))
+    assert np.all(np.any(model.inference_network.q_mu != 0.0, axis=0))
 
 
 def step_down(model, data):
     """A plain gradient step."""
-    for variable, gradient in zip(model.trainable_variables, gradients(model, data), strict=True):
+    _, gradients = loss_and_gradients(model, data)
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         variable.assign_sub(1e-3 * gradient)
 
 
@@ -159,6 +163,7 @@ PRIORS = {  # kernel, latent GPs, outputs
 }
 
 
+@without_autograph
 def assert_moments_of_f(name, prior, sizes):
     """Shapes of all four covariances, and one in the other."""
     kernel, latents, outputs = PRIORS[prior]
@@ -191,17 +196,17 @@ def assert_moments_of_f(name, prior, sizes):
 
 @pytest.mark.parametrize("prior", PRIORS)
 def test_moments_of_f(name, prior):
-    sizes = [(6,), (2, 5)] if prior == "coregionalisation" else [(0,), (1,), (6,), (2, 5)]
+    sizes = [(2, 5)] if prior == "coregionalisation" else [(0,), (1,), (6,), (2, 5)]
     assert_moments_of_f(name, prior, sizes)
 
 
-def test_moments_of_f_follow_the_default_float(name, float_type):
-    assert_moments_of_f(name, "three latents", [(6,)])
+def test_moments_of_f_follow_the_default_float(short_name, float_type):
+    assert_moments_of_f(short_name, "three latents", [(6,)])
 
 
-def test_predictions_of_y(name, float_type):
+def test_predictions_of_y(short_name, float_type):
     kernel, latents, outputs = PRIORS["three latents"]
-    model = make_model(name, kernel(), latents=latents)
+    model = make_model(short_name, kernel(), latents=latents)
     set_random_weights(model)
     for shape in ((0,), (1,), (6,), (2, 5)):
         X = rows(*shape)
@@ -219,21 +224,21 @@ def test_predictions_of_y(name, float_type):
         )
 
 
-def test_full_covariances_of_y_are_not_implemented(name):
-    model = make_model(name)
+def test_full_covariances_of_y_are_not_implemented(short_name):
+    model = make_model(short_name)
     data = make_data()
     for flags in FLAGS[1:]:
         with pytest.raises(NotImplementedError):
             model.predict_y(data[0], *flags)
         with pytest.raises(NotImplementedError) as failure:
             model.predict_log_density(data, *flags)
-    if name != "SVGP":  # which blames predict_y
+    if short_name != "SVGP":  # which blames predict_y
         assert "predict_log_density" in str(failure.value)
 
 
-def test_samples_of_f(name, float_type):
+def test_samples_of_f(short_name, float_type):
     kernel, latents, outputs = PRIORS["three latents"]
-    model = make_model(name, kernel(), latents=latents)
+    model = make_model(short_name, kernel(), latents=latents)
     set_random_weights(model)
     with gpflow.config.as_context(gpflow.config.Config(float=float_type, jitter=1e-4)):
         for full_cov, full_output_cov in FLAGS[:3]:
@@ -253,10 +258,10 @@ def test_samples_of_f(name, float_type):
         model.predict_f_samples(rows(5), full_cov=True, full_output_cov=True)
 
 
-def test_mean_function_moves_means_alone(name):
-    plain = make_model(name)
+def test_mean_function_moves_means_alone(short_name):
+    plain = make_model(short_name)
     mean_function = gpflow.mean_functions.Linear([[1.0], [-2.0]], [0.5])
-    model = make_model(name, mean_function=mean_function)
+    model = make_model(short_name, mean_function=mean_function)
     for one in (plain, model):
         set_random_weights(one)
     mean, variance = model.predict_f(rows(6), full_cov=True)
@@ -265,8 +270,8 @@ def test_mean_function_moves_means_alone(name):
     np.testing.assert_array_equal(variance, plain_variance)
 
 
-def test_posterior_object(name):
-    model = make_model(name)
+def test_posterior_object(short_name):
+    model = make_model(short_name)
     set_random_weights(model)
     for cache in ("tensor", gpflow.posteriors.PrecomputeCacheType.VARIABLE):
         posterior = model.posterior(cache)
@@ -277,24 +282,22 @@ def test_posterior_object(name):
                 np.testing.assert_allclose(got, expected, atol=1e-8)
 
 
-def test_gradients_of_predictions_by_inputs(name):
-    model = make_model(name)
+def test_gradients_of_predictions_by_inputs(short_name):
+    model = make_model(short_name)
     set_random_weights(model)
     X, step = tf.constant(rows(3)), 1e-5
 
     def total(X):
-        return tf.add_n([tf.reduce_sum(values) for values in model.predict_y(X)])
+        return tf.add_n([tf.reduce_sum(values, axis=[-2, -1]) for values in model.predict_y(X)])
 
     with tf.GradientTape() as tape:
         tape.watch(X)
         value = total(X)
-    gradient = tape.gradient(value, X).numpy()
-    for index in np.ndindex(3, D):
-        shift = np.zeros((3, D))
-        shift[index] = step
-        numerical = (total(X + shift) - total(X - shift)) / (2 * step)
-        np.testing.assert_allclose(gradient[index], numerical, rtol=1e-4, atol=1e-6)
-    assert np.all(gradient != 0.0)
+    gradient = tape.gradient(value, X)
+    shifts = step * np.eye(3 * D).reshape(3 * D, 3, D)
+    numerical = (total(X + shifts) - total(X - shifts)) / (2 * step)
+    np.testing.assert_allclose(tf.reshape(gradient, [-1]), numerical, rtol=1e-4, atol=1e-6)
+    assert np.all(np.abs(gradient) > 1e-4)
 
 
 # ------------------------------------------------------------------ objective
@@ -334,22 +337,20 @@ def test_loss_and_objective(name, float_type):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_closures(short_name, compile):
-    """The full batch by either door, compiled or not; iterators give a new batch each call."""
+    """Iterators give a new batch each call, compiled or not."""
     model, data = make_model(short_name), make_data()
     stream = tf.data.Dataset.from_tensor_slices(data).batch(4).repeat()
     batches = [(data[0][i : i + 4], data[1][i : i + 4]) for i in range(0, N, 4)]
-    closure = gpflow.models.training_loss_closure(model, data, compile=compile)
-    np.testing.assert_allclose(closure(), model.training_loss(data), rtol=1e-9)
     closure = model.training_loss_closure(iter(stream), compile=compile)
     expected = [model.training_loss(batch) for batch in batches]
     assert np.ptp(expected) > 0.1
     np.testing.assert_allclose([closure() for _ in batches], expected, rtol=1e-9)
 
 
-def test_num_data_scales_the_fit(name):
+def test_num_data_scales_the_fit(short_name):
     """It can be assigned, and be a variable, as trieste does."""
     data = make_data()
-    model = make_model(name, num_data=None)
+    model = make_model(short_name, num_data=None)
     elbo = model.elbo(data)
     fit = tf.reduce_sum(
         model.likelihood.variational_expectations(data[0], *model.predict_f(data[0]), data[1])
@@ -469,7 +470,7 @@ LIKELIHOODS = {  # likelihood, targets from those of regression, latent GPs, col
 
 no_ordinal = pytest.mark.xfail(
     np.isnan(tf.math.erf(tf.constant(np.inf, tf.float64))),
-    reason="erf(inf) is NaN in this TensorFlow, in float64"
+    reason="erf(inf) is NaN in this TensorFlow, in float64",
 )
 
 
@@ -645,8 +646,8 @@ def test_parameters_by_path(name, capsys):
         assert f"{root}{q_mu}" in text
 
 
-def test_set_trainable(name):
-    model, data = make_model(name), make_data()
+def test_set_trainable(short_name):
+    model, data = make_model(short_name), make_data()
     every = len(model.trainable_variables)
     gpflow.set_trainable(model.kernel, False)
     assert len(model.trainable_variables) == every - 2
@@ -679,18 +680,16 @@ def test_freeze(name):
                 np.testing.assert_allclose(got, moment, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("way", [deepcopy, gpflow.utilities.deepcopy], ids=["copy", "gpflow"])
-def test_deepcopy_trains_apart(name, way):
+def test_deepcopy_trains_apart(name):
     model, data = make_model(name), make_data()
     set_random_weights(model)
-    copy, before = way(model), model.elbo(data)
+    copy, other, before = deepcopy(model), gpflow.utilities.deepcopy(model), model.elbo(data)
     np.testing.assert_array_equal(copy.elbo(data), before)
-    for _ in range(2):
-        step_down(copy, data)
-    np.testing.assert_array_equal(model.elbo(data), before)
-    assert copy.elbo(data) > before
+    step_down(copy, data)
+    for untouched in (model, other):
+        np.testing.assert_array_equal(untouched.elbo(data), before)
     step_down(model, data)
-    step_down(model, data)
+    assert model.elbo(data) > before
     np.testing.assert_allclose(model.elbo(data), copy.elbo(data), rtol=1e-9)
 
 
@@ -755,24 +754,26 @@ def test_saved_models_load_where_there_is_tensorflow_alone(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_monitor(name, tmp_path):
-    model, data = make_model(name), make_data()
-    seen = []
-    callback = gpflow.monitor.ExecuteCallback(lambda: seen.append(float(model.elbo(data))))
+def test_monitor(short_name, tmp_path):
+    model, seen = make_model(short_name), []
+    callback = gpflow.monitor.ExecuteCallback(
+        lambda: seen.append(float(model.likelihood.variance.numpy()))
+    )
     groups = [gpflow.monitor.MonitorTaskGroup([callback], period=2)]
     if importlib.util.find_spec("tensorboard"):
         task = gpflow.monitor.ModelToTensorBoard(str(tmp_path), model)
         groups.append(gpflow.monitor.MonitorTaskGroup(task))
     monitor = gpflow.monitor.Monitor(*groups)
     for step in range(4):
-        step_down(model, data)
+        model.likelihood.variance.assign(1.0 + step)
         monitor(step)
-    assert len(seen) == 2 and seen[1] > seen[0]
-    watched = [path for path in parameter_dict(model) if path.startswith((".kernel", ".likelihood"))]
-    assert len(watched) == 3  # what ModelToTensorBoard writes, and no weight of a network
+    np.testing.assert_allclose(seen, [1.0, 3.0])
+    words = ("kernel", "likelihood")
+    watched = [path for path in parameter_dict(model) if any(word in path for word in words)]
+    assert len(watched) == 3  # what ModelToTensorBoard writes: no weights of a network
 
 
-def test_hamiltonian_monte_carlo_of_hyperparameters(short_name):
+def test_hamiltonian_monte_carlo_of_hyperparameters(short_name, eager_functions):
     model, data = make_model(short_name), make_data()
     gpflow.set_trainable(model, False)
     sampled = [model.kernel.lengthscales, model.kernel.variance, model.likelihood.variance]
@@ -794,7 +795,7 @@ def test_hamiltonian_monte_carlo_of_hyperparameters(short_name):
         state, results = kernel.one_step(state, results, seed=seed)
         seed = seed + 1
     values = helper.convert_to_constrained_values(state)
-    for value, before in zip(values, start, strict=True):
+    for value in values:
         assert np.all(np.isfinite(value)) and np.all(value > 0.0)
     assert any(np.any(one != other) for one, other in zip(state, start, strict=True))
 
@@ -811,11 +812,12 @@ def assert_lowers_the_loss(model, data, train):
 
 def test_tf_keras_minimizes_the_closure(short_name):
     model, data = make_model(short_name), make_data()
-    closure = model.training_loss_closure(data)
-    optimizer = tf_keras.optimizers.Adam(0.05)
+    closure = gpflow.models.training_loss_closure(model, data)
+    np.testing.assert_allclose(closure(), model.training_loss(data), rtol=1e-9)
+    optimizer = tf_keras.optimizers.Adam(0.1)
 
     def train():
-        for _ in range(10):
+        for _ in range(4):
             optimizer.minimize(closure, model.trainable_variables)
 
     assert_lowers_the_loss(model, data, train)
@@ -824,11 +826,11 @@ def test_tf_keras_minimizes_the_closure(short_name):
 def test_keras_3_applies_gradients(short_name):
     keras = pytest.importorskip("keras", minversion="3.0")
     model, data = make_model(short_name), make_data()
-    optimizer = keras.optimizers.Adam(0.05)
+    optimizer = keras.optimizers.Adam(0.1)
 
     def train():
-        for _ in range(10):
-            optimizer.apply(gradients(model, data), model.trainable_variables)
+        for _ in range(4):
+            optimizer.apply(loss_and_gradients(model, data)[1], model.trainable_variables)
 
     assert_lowers_the_loss(model, data, train)
 
@@ -842,7 +844,7 @@ def test_natural_gradients_and_adam(short_name):
     closure = model.training_loss_closure(data, compile=False)
 
     def train():
-        for _ in range(3):
+        for _ in range(2):
             natural.minimize(closure, [weights(model)])
             adam.minimize(closure, model.trainable_variables)
 
@@ -862,7 +864,7 @@ def test_scipy_on_the_full_batch(short_name, compile):
             closure,
             model.trainable_variables,
             compile=compile,
-            options={"maxiter": 3},
+            options={"maxiter": 2},
             step_callback=lambda step, variables, unpacked: values.append(float(closure())),
         )
         np.testing.assert_allclose(result.fun, closure(), rtol=1e-9)
@@ -879,7 +881,7 @@ def test_gpflow_s_training_loop(short_name):
         model,
         data,
         lambda: training_loop(
-            closure, tf_keras.optimizers.Adam(0.05), model.trainable_variables, maxiter=10
+            closure, tf_keras.optimizers.Adam(0.1), model.trainable_variables, maxiter=4
         ),
     )
 
@@ -958,8 +960,8 @@ def test_minibatches_beside_scipy_are_no_offence():
             on_all,
             model.trainable_variables,
             compile=False,
-            options={"maxiter": 2},
+            options={"maxiter": 1},
             **{keyword: lambda *_, seen=seen: seen.append(float(on_batch()))},
         )
-        assert len(seen) == 2 and np.all(np.isfinite(seen))
+        assert len(seen) == 1 and np.isfinite(seen[0])
     assert np.isfinite(on_batch())
