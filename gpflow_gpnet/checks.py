@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from gpflow.kernels import Coregion, Kernel, LinearCoregionalization
 from gpflow.likelihoods import SwitchedLikelihood
 from gpflow.mean_functions import Zero
 from gpflow.models import GPModel
+from gpflow.optimizers import Scipy
 from gpflow.utilities import Dispatcher
 
 from .likelihoods import (
@@ -30,6 +32,7 @@ __all__ = [
     "check_batch",
     "check_far_from_origin",
     "check_module",
+    "check_not_in_scipy",
     "check_shape",
     "check_targets",
     "num_targets",
@@ -78,14 +81,23 @@ def _to_numpy(values: Any, name: str) -> np.ndarray:
     return array.astype(default_float())
 
 
-def to_tensors(data: Any, likelihood: likelihoods.Likelihood | None = None) -> RegressionData:
-    """(X, Y) as tensors of ``default_float()``; integer labels where the likelihood wants them.
+def to_tensors(
+    data: Any,
+    likelihood: likelihoods.Likelihood | None = None,
+    *,
+    dtype: tf.DType | None = None,
+    batched: bool = False,
+) -> RegressionData:
+    """(X, Y) as tensors of one float type; integer labels where the likelihood wants them.
 
     :param data: a pair of arrays, DataFrames, lists or tensors; for a
         :class:`~gpflow_gpnet.likelihoods.RowDataLikelihood` also a triple, whose last member
         becomes further columns of Y.
+    :param dtype: by default ``default_float()``.
+    :param batched: whether both may have further dimensions in front.
     :raises ValueError: unless X is [N, D] and Y is [N, P].
     """
+    dtype = default_float() if dtype is None else dtype
     row_data = likelihood if isinstance(likelihood, RowDataLikelihood) else None
     expected = "a pair (X, Y)" if row_data is None else f"(X, Y, {row_data.row_data})"
     if not isinstance(data, (tuple, list)):
@@ -96,26 +108,25 @@ def to_tensors(data: Any, likelihood: likelihoods.Likelihood | None = None) -> R
             "need gpflow_gpnet.likelihoods.Weighted or KnownNoise."
         )
     X, Y, *rest = (
-        tf.cast(value, default_float())
+        tf.cast(value, dtype)
         if tf.is_tensor(value)
-        else tf.convert_to_tensor(_to_numpy(value, name))
+        else tf.convert_to_tensor(_to_numpy(value, name), dtype)
         for value, name in zip(data, ("X", "Y", "row data"), strict=False)
     )
-    _check_pair(X.shape, Y.shape)
+    _check_pair(X.shape, Y.shape, batched)
     if row_data is not None and rest:
         Y = _with_row_data(row_data, Y, rest[0])
     if isinstance(likelihood, likelihoods.Softmax):
         if tf.executing_eagerly():  # the cast would hide labels such as 0.5
-            check_targets(likelihood, np.asarray(Y))
+            check_targets(likelihood, np.reshape(Y, [-1, Y.shape[-1]]))
         Y = tf.cast(Y, tf.int32)
     return X, Y
 
 
 def _with_row_data(likelihood: RowDataLikelihood, Y: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    if values.shape.rank == 1:
+    if values.shape.rank == 1 and Y.shape.rank == 2:
         values = values[:, None]
-    rows, expected = values.shape[:1], Y.shape[:1]
-    if values.shape.rank != 2 or not rows.is_compatible_with(expected):
+    if values.shape.rank != Y.shape.rank or not values.shape[:-1].is_compatible_with(Y.shape[:-1]):
         raise ValueError(
             f"{likelihood.row_data} have shape {tuple(values.shape)}, but Y has shape "
             f"{tuple(Y.shape)}: give one for each row, [N] or [N, 1]."
@@ -123,15 +134,15 @@ def _with_row_data(likelihood: RowDataLikelihood, Y: tf.Tensor, values: tf.Tenso
     return likelihood.join(Y, values)
 
 
-def _check_pair(X: tf.TensorShape, Y: tf.TensorShape) -> None:
+def _check_pair(X: tf.TensorShape, Y: tf.TensorShape, batched: bool = False) -> None:
     shapes = f"X has shape {tuple(X)} and Y has shape {tuple(Y)}"
     if Y.rank == 1:
         raise ValueError(f"{shapes}: Y must be a matrix [N, P], use Y[:, None].")
     if X.rank == 1:
         raise ValueError(f"{shapes}: X must be a matrix [N, D], use X[:, None].")
-    if X.rank not in (None, 2) or Y.rank not in (None, 2):
+    if not batched and (X.rank not in (None, 2) or Y.rank not in (None, 2)):
         raise ValueError(f"{shapes}: both must be matrices, [N, D] and [N, P].")
-    if X.rank and Y.rank and X[0] is not None and Y[0] is not None and X[0] != Y[0]:
+    if not X[:-1].is_compatible_with(Y[:-1]):
         raise ValueError(f"{shapes}: both need the same number of rows.")
 
 
@@ -280,6 +291,26 @@ def check_far_from_origin(model: GPModel, X: np.ndarray) -> None:
             f"{X[:, far[0]].mean():.3g}, spread {spread[far[0]]:.3g}): centre the inputs, or call "
             "model.initialise(X) first, which centres the network (as gpflow_gpnet.fit does)."
         )
+
+
+def check_not_in_scipy() -> None:
+    """Refuse to be evaluated by ``gpflow.optimizers.Scipy``, compiled or not.
+
+    Its line searches compare values of one function, and end early and badly on another one at each
+    call. Its callbacks may call what they like.
+
+    :raises ValueError: with the ways out.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        module, function = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if module == Scipy.__module__ and function == "_eval":
+            raise ValueError(
+                "gpflow.optimizers.Scipy needs the same function at each call, but this loss draws "
+                "minibatches: give it the full batch as arrays, training_loss_closure((X, Y)), or "
+                "train on minibatches with a stochastic optimiser, such as gpflow_gpnet.fit's."
+            )
+        frame = frame.f_back
 
 
 # ---------------------------------------------------------------------- targets by likelihood

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
-from gpflow.base import InputData, MeanAndVariance, RegressionData, TensorType
+from gpflow.base import InputData, MeanAndVariance, Parameter, RegressionData, TensorType
 from gpflow.conditionals.util import mix_latent_gp
 from gpflow.config import default_float
 from gpflow.kernels import Kernel, LinearCoregionalization, MultioutputKernel
@@ -20,12 +21,14 @@ from gpflow.mean_functions import MeanFunction
 from gpflow.models import ExternalDataTrainingLossMixin, GPModel
 from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import to_default_float
+from gpflow.utilities.model_utils import assert_params_false
 
 from . import gaussians
 from .checks import (
     check_batch,
     check_far_from_origin,
     check_module,
+    check_not_in_scipy,
     check_shape,
     num_targets,
     to_tensors,
@@ -51,6 +54,18 @@ from .spectral import NoSpectralMeasureError
 __all__ = ["InferenceNetworkModel"]
 
 _GIB = 2**30
+
+_ELSEWHERE = {
+    "q_mu": "that of weights is inference_network.q_mu, where the network is linear in them",
+    "q_sqrt": "that of weights is inference_network.q_sqrt, where the network is linear in them",
+    "q_diag": 'the inference network has the argument covariance, "diag" or "full"',
+    "whiten": "where the inference network is linear in its weights, their prior is N(0, I) always",
+    "inducing_variable": "points where functions are compared come from measurement, and inducing "
+    "inputs are inference_network.Z of InducingFeatures",
+    "prior_kl": "that of weights is inference_network.prior_kl(), where the network is linear in "
+    "them; elbo(data) has the divergence in it",
+}
+"""Where a GPNet has what SVGP has on the model."""
 
 
 class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
@@ -157,6 +172,14 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         """Write the model and its :attr:`optimizer` to a file for :func:`gpflow_gpnet.load`."""
         save(self, path)
 
+    def __getattr__(self, name: str) -> Any:
+        """Called for what is missing only: say where SVGP's attributes are."""
+        if name in _ELSEWHERE:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}: {_ELSEWHERE[name]}."
+            )
+        return object.__getattribute__(self, name)  # raises what was raised before, its text kept
+
     # ------------------------------------------------------------------ prior and moments
 
     @property
@@ -214,7 +237,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     def scaled_inputs(self, X: TensorType) -> tf.Tensor:
         """Inputs [..., D] in the units of the kernel: the data's own, or :attr:`scaling`'s."""
-        X = tf.convert_to_tensor(X, default_float())
+        X = self._as_inputs(X)
         return X if self.scaling is None else self.scaling.inputs(X)
 
     def scaled(self, batch: RegressionData) -> RegressionData:
@@ -310,7 +333,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
         :param data: one batch (X, Y), or an iterator that gives a new one each call.
         :raises ValueError: for data that the model cannot be trained on, or minibatches without
-            ``num_data``.
+            ``num_data``. The closure of minibatches raises it inside ``gpflow.optimizers.Scipy``.
         """
         if hasattr(data, "__next__"):
             if self.num_data is None:
@@ -318,11 +341,11 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                     "num_data is None: minibatches need the number of data N, pass num_data=N."
                 )
             if hasattr(data, "element_spec"):  # a dataset's iterator
-                return super().training_loss_closure(data, compile=compile)
+                return _minibatch_closure(super().training_loss_closure(data, compile=compile))
             loss = self._training_loss
             if compile:
                 loss = tf.function(loss, autograph=False, reduce_retracing=True)
-            return lambda: loss(self.checked(next(data)))
+            return _minibatch_closure(lambda: loss(self.checked(next(data))))
         if isinstance(data, tf.data.Dataset):
             return self.training_loss_closure(iter(data), compile=compile)
         batch = to_tensors(data, self.likelihood)
@@ -331,6 +354,26 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         return super().training_loss_closure(batch, compile=compile)
 
     # ------------------------------------------------------------------ predictions
+
+    @property
+    def _float_type(self) -> tf.DType:
+        """That of the parameters, which need not be the default's; the widest of frozen ones."""
+
+        def leaves(kind: Callable[[Any], bool]) -> Iterator[Any]:
+            return chain(
+                self.kernel._flatten(predicate=kind),
+                self.inference_network._flatten(predicate=kind),
+            )
+
+        parameter = next(leaves(lambda leaf: isinstance(leaf, Parameter)), None)
+        if parameter is not None:
+            return parameter.dtype
+        types = {leaf.dtype for leaf in leaves(tf.is_tensor) if leaf.dtype.is_floating}
+        return max(types, key=lambda dtype: dtype.size, default=tf.as_dtype(default_float()))
+
+    def _as_inputs(self, X: TensorType) -> tf.Tensor:
+        dtype = self._float_type
+        return tf.cast(X, dtype) if tf.is_tensor(X) else tf.convert_to_tensor(X, dtype)
 
     @inherit_check_shapes
     def predict_f(
@@ -406,7 +449,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_y(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
-        _refuse_covariances("predict_y", full_cov, full_output_cov)
+        assert_params_false(self.predict_y, full_cov=full_cov, full_output_cov=full_output_cov)
 
         def predict(X: tf.Tensor) -> MeanAndVariance:
             return self.likelihood.predict_mean_and_var(X, *self._predict_scaled_f(X))
@@ -419,17 +462,19 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_log_density(
         self, data: RegressionData, full_cov: bool = False, full_output_cov: bool = False
     ) -> tf.Tensor:
-        """log p(y | data) at each row [N], nats.
+        """log p(y | data) at each row [batch..., N], nats.
 
-        :param data: X [N, D] and Y [N, P]; row data are those of training, or left out: weights do
-            not matter here, and noise variances are then 0.
+        :param data: X [batch..., N, D] and Y [batch..., N, P]; row data are those of training, or
+            left out: weights do not matter here, and noise variances are then 0.
+        :raises NotImplementedError: for full covariances.
         """
-        _refuse_covariances("predict_log_density", full_cov, full_output_cov)
-        X, Y = to_tensors(data, self.likelihood)
+        assert_params_false(
+            self.predict_log_density, full_cov=full_cov, full_output_cov=full_output_cov
+        )
         likelihood = self.likelihood
+        X, Y = to_tensors(data, likelihood, dtype=self._float_type, batched=True)
         if isinstance(likelihood, RowDataLikelihood) and Y.shape[-1] == num_targets(self):
-            default = tf.constant(likelihood.default_row_data, default_float())
-            Y = likelihood.join(Y, tf.fill([tf.shape(Y)[0], 1], default))
+            Y = likelihood.join(Y, tf.ones_like(Y[..., :1]) * likelihood.default_row_data)
 
         def density(X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
             X, Y = self.scaled((X, Y))
@@ -509,11 +554,15 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         return functions
 
 
-def _refuse_covariances(method: str, full_cov: bool, full_output_cov: bool) -> None:
-    if full_cov or full_output_cov:
-        raise NotImplementedError(
-            f"{method} gives marginals only: full_cov and full_output_cov must be False."
-        )
+def _minibatch_closure(closure: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:
+    """A loss that is another function at each call, and says so to who needs one function."""
+
+    @tf.autograph.experimental.do_not_convert
+    def minibatch_loss() -> tf.Tensor:
+        check_not_in_scipy()
+        return closure()
+
+    return minibatch_loss
 
 
 def _independent_outputs(cov: tf.Tensor, full_cov: bool) -> tf.Tensor:
