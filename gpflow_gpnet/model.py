@@ -387,7 +387,11 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             return predictive_quantiles(self.likelihood, X, *self.predict_f(X), levels)
 
         Xnew = tf.convert_to_tensor(Xnew, default_float())
-        return self._in_chunks(tf.function(quantiles, autograph=False), Xnew, rows_axis=1)
+        if not tf.executing_eagerly():
+            return quantiles(Xnew)
+        spec = tf.TensorSpec([*Xnew.shape[:-2], None, Xnew.shape[-1]], Xnew.dtype)
+        traced = tf.function(quantiles, autograph=False).get_concrete_function(spec)
+        return self._in_chunks(traced, Xnew, rows_axis=1)
 
     @check_shapes("Xnew: [N, D]", "return: [S, N, P]")
     def predict_y_samples(

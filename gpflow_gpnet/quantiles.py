@@ -49,7 +49,7 @@ def predictive_quantiles(
     In closed form for Gaussian; for StudentT and Normal heteroskedastic likelihoods f is integrated
     out in closed form, for scalar ones by quadrature to about 1e-6 in probability (float64), for
     others on a grid over the latents, which needs p(y | f) to be wide against the grid's spacing,
-    about half a standard deviation of f. Infinite where y is beyond the float type.
+    about half a standard deviation of f. The largest floats or infinite where y is beyond these.
 
     :param levels: numbers [Q] strictly between 0 and 1, in any order.
     :raises ValueError: for other levels, and for likelihoods of unordered classes.
