@@ -503,8 +503,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         def quantiles(X: tf.Tensor) -> tf.Tensor:
             return predictive_quantiles(likelihood, X, *self._predict_scaled_f(X), levels)
 
-        predict = tf.function(quantiles, autograph=False)
-        values = self._in_chunks(predict, self.scaled_inputs(Xnew), rows_axis=1)
+        Xnew = self.scaled_inputs(Xnew)
+        predict: Callable[[tf.Tensor], tf.Tensor] = quantiles
+        if tf.executing_eagerly():
+            spec = tf.TensorSpec([*Xnew.shape[:-2], None, Xnew.shape[-1]], Xnew.dtype)
+            predict = tf.function(quantiles, autograph=False).get_concrete_function(spec)
+        values = self._in_chunks(predict, Xnew, rows_axis=1)
         return values if self.scaling is None else self.scaling.original_mean(values)
 
     @check_shapes("Xnew: [N, D]", "return: [S, N, P]")

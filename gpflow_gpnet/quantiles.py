@@ -47,10 +47,12 @@ def predictive_quantiles(
 ) -> tf.Tensor:
     """Smallest y with P(observation ≤ y) ≥ level, where f ~ N(mean, variance) at each row of X.
 
-    In closed form for Gaussian; for StudentT and Normal heteroskedastic likelihoods f is integrated
-    out in closed form, for scalar ones by quadrature to about 1e-6 in probability (float64), for
-    others on a grid over the latents, which needs p(y | f) to be wide against the grid's spacing,
-    about half a standard deviation of f. Infinite where y is beyond the float type.
+    In closed form for Gaussian. For StudentT and Normal heteroskedastic likelihoods f is integrated
+    out in closed form; for other scalar ones by quadrature, to about 1e-6 in probability (float64)
+    for inverse links that are monotone; for others on a grid over the latents, which needs p(y | f)
+    to be wide against the grid's spacing, about half a standard deviation of f.
+
+    Where y is beyond the largest float, it is about that, or infinite. Without gradients.
 
     :param levels: numbers [Q] strictly between 0 and 1, in any order.
     :raises ValueError: for other levels, and for likelihoods of unordered classes.
@@ -267,7 +269,8 @@ def _search(cdf: CDF, level: tf.Tensor, integers: bool) -> tf.Tensor:
 
     zero = tf.zeros_like(level)
     infinity = to_key(zero + np.inf)
-    above = cdf(zero) < level  # between keys of one sign the difference cannot overflow
+    # Between keys of one sign the difference cannot overflow; NaN counts as not reached.
+    above = tf.logical_not(cdf(zero) >= level)
     _, high = tf.while_loop(
         lambda low, high: tf.reduce_any(high - low > 1),
         body,

@@ -217,10 +217,110 @@ def test_other_covariances_of_the_weights(rng, covariance):
     assert np.abs(mean).max() > 0.1
 
 
-def test_samples_of_whole_functions_are_refused():
-    """They would miss the residual, and be over-confident without a word."""
-    with pytest.raises(NotImplementedError, match="predict_f_samples"):
-        gpn.InducingFeatures(make_kernel(), Z).sample_functions(2, tf.constant([0, 1]))
+# ------------------------------------------------------------------ whole functions
+
+
+def sampled(rng, kernel, number, covariance="full", X=XNEW):
+    """A network with random weights, and functions of it at X."""
+    network = gpn.InducingFeatures(kernel, Z, covariance)
+    network.q_mu.assign(rng.normal(size=network.q_mu.shape))
+    network.q_sqrt.assign(0.5 * network.q_sqrt)
+    return network, network.sample_functions(number, tf.constant([3, 4]))(X).numpy()
+
+
+def assert_moments(network, draws, bias):
+    """Within six standard errors, and a bias of the prior's covariance by random features."""
+    mean, cov = (moment.numpy() for moment in network(XNEW, full_cov=True))
+    assert draws.shape == (len(draws), *mean.shape)
+    for latent, exact in enumerate(cov):
+        sample = draws[..., latent]
+        variance = np.diag(exact)
+        gap = np.abs(sample.mean(axis=0) - mean[:, latent])
+        assert np.all(gap < 6.0 * np.sqrt((variance + bias) / len(draws)))
+        error = 6.0 * np.sqrt((np.outer(variance, variance) + exact**2) / len(draws)) + bias
+        assert np.all(np.abs(np.cov(sample.T) - exact) < error)
+
+
+@pytest.mark.parametrize(
+    "kernel, covariance",
+    [
+        (make_kernel(), "full"),
+        (kernels.SquaredExponential() + kernels.Linear(), "diag"),
+        (kernels.SharedIndependent(make_kernel(), output_dim=2), "full"),
+        (kernels.SeparateIndependent([kernels.Matern12(), kernels.SquaredExponential()]), "full"),
+    ],
+    ids=["one", "sum", "shared", "separate"],
+)
+def test_sampled_functions_have_the_moments_of_predictions(rng, kernel, covariance):
+    """Between and beyond the inducing inputs too, where the residual is."""
+    network, draws = sampled(rng, kernel, 5_000, covariance)
+    _, cov = network(XNEW, full_cov=True)
+    features = network.latent_features(XNEW)
+    residual = cov - tf.matmul(*[network.weights.project(features)] * 2, transpose_b=True)
+    assert np.abs(residual).max() > 0.2, "or nothing is tested"
+    assert_moments(network, draws, bias=0.01)
+
+
+def test_sampled_functions_are_exact_for_a_kernel_of_finite_features(rng):
+    """Lines through 0."""
+    network, draws = sampled(rng, kernels.Linear(0.7), 1_000)
+    assert_moments(network, draws, bias=1e-5)
+    assert draws[:, 0].std() > 0.1
+    np.testing.assert_allclose(draws[:, 0, 0], -draws[:, -1, 0], atol=1e-4)
+
+
+def test_sampled_functions_are_functions(rng):
+    """The same value wherever and however often an input comes, batched or not."""
+    network, _ = sampled(rng, make_kernel(), 1)
+    functions = network.sample_functions(3, tf.constant([3, 4]))
+    X = rng.normal(size=(2, 5, 1))
+    values = functions(X).numpy()
+    assert values.shape == (3, 2, 5, 1)
+    np.testing.assert_allclose(functions(X[1]), values[:, 1], atol=1e-10)
+    np.testing.assert_allclose(functions(X[1, ::-1]), values[:, 1, ::-1], atol=1e-10)
+    np.testing.assert_allclose(tf.function(functions)(tf.constant(X)), values, atol=1e-10)
+    other = network.sample_functions(3, tf.constant([3, 5]))(X)
+    assert np.abs(other - values).max() > 0.1
+
+
+def test_sampled_functions_of_certain_weights_pass_through_their_values(rng):
+    """At the inducing inputs nothing but q(u) is random."""
+    network = gpn.InducingFeatures(make_kernel(), Z)
+    network.q_mu.assign(rng.normal(size=network.q_mu.shape))
+    network.q_sqrt.assign(1e-9 * network.q_sqrt)
+    draws = network.sample_functions(4, tf.constant([3, 4]))(Z)
+    np.testing.assert_allclose(draws, np.tile(network(Z)[0], (4, 1, 1)), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "kernel, part",
+    [
+        (PERIODIC, "Periodic"),
+        (kernels.ArcCosine(), "ArcCosine"),
+        (MATERN + PERIODIC, "In Sum: Periodic"),
+    ],
+)
+def test_samples_of_whole_functions_need_random_features(kernel, part):
+    name = type(kernel).__name__
+    message = rf"{name} has no random features .*use predict_f_samples.*{part}"
+    with pytest.raises(NotImplementedError, match=message):
+        gpn.InducingFeatures(kernel, Z).sample_functions(2, tf.constant([0, 1]))
+
+
+def test_a_model_from_svgp_samples_whole_functions(rng):
+    """With mean function and units; moments within six standard errors of 5,000, bias .01."""
+    svgp = gpflow.models.SVGP(
+        make_kernel(), Gaussian(0.04), Z.copy(), mean_function=gpflow.functions.Constant(3.0)
+    )
+    svgp.q_mu.assign(rng.normal(size=svgp.q_mu.shape))
+    svgp.q_sqrt.assign(0.3 * svgp.q_sqrt)
+    draws = gpn.GPNet.from_svgp(svgp).sample_functions(5_000, seed=1)(XNEW).numpy()
+    mean, cov = svgp.predict_f(XNEW, full_cov=True)
+    variance = np.diag(cov[0])
+    gap = np.abs(draws[..., 0].mean(axis=0) - mean[:, 0])
+    assert np.all(gap < 6.0 * np.sqrt((variance + 0.01) / 5_000))
+    error = 6.0 * np.sqrt((np.outer(variance, variance) + cov[0] ** 2) / 5_000) + 0.01
+    assert np.all(np.abs(np.cov(draws[..., 0].T) - cov[0]) < error)
 
 
 @pytest.mark.parametrize("points", [Z[:, 0], Z[None]])
