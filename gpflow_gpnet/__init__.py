@@ -9,6 +9,7 @@ from .history import History
 from .hyperparameters import fit_hyperparameters
 from .inference_networks import (
     RFE,
+    AdaptiveBasis,
     InducingFeatures,
     InferenceNetwork,
     LinearNetwork,
@@ -18,6 +19,7 @@ from .mirror_descent import FunctionalMirrorDescent
 from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
 __all__ = [
+    "AdaptiveBasis",
     "Constant",
     "FBNN",
     "FunctionalMirrorDescent",

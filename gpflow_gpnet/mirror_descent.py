@@ -227,7 +227,7 @@ class FunctionalMirrorDescent(tf.Module):
                 self._correction, autograph=False, reduce_retracing=True
             )
         corrected = self.prior_correction and not self._model.inference_network.matches_prior
-        precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, 0.0
+        precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, (0.0, 0.0)
         batches = list(batches)
         for X, Y in batches:
             batch_precision, batch_shift = self._compiled.target(X, Y)
@@ -235,9 +235,13 @@ class FunctionalMirrorDescent(tf.Module):
             shift += X.shape[0] * batch_shift
             rows += X.shape[0]
             for _ in range(-(-_POLISH_DRAWS // len(batches)) if corrected else 0):
-                correction += self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
+                draw = self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
+                correction = tuple(total + new for total, new in zip(correction, draw, strict=True))
                 draws += 1
-        self._natural_parameters.assign(precision / rows + correction / max(draws, 1), shift / rows)
+        self._natural_parameters.assign(
+            precision / rows + correction[0] / max(draws, 1),
+            shift / rows + correction[1] / max(draws, 1),
+        )
 
     # ------------------------------------------------------------------ the compiled step
 
@@ -312,11 +316,14 @@ class FunctionalMirrorDescent(tf.Module):
             loss = network.prior_kl() - fit - model.log_prior_density()
             factors = model.prior_factors(points, measured) if corrected else None
             if factors is not None:
-                loss += model.prior_correction(measured, factors)
+                offset = network.offset(points)
+                loss += model.prior_correction(measured, factors, offset)
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
-        precision, shift = _target_parameters(rows, _site(mean, d_mean, d_variance))
+        site = _site(network.weights.mean(rows), d_mean, d_variance)
+        precision, shift = _target_parameters(rows, site)
         if factors is not None:
-            precision += _correction_precision(measured, factors)
+            correction = _correction_parameters(measured, factors, offset)
+            precision, shift = precision + correction[0], shift + correction[1]
         self._natural_parameters.mix(self.step_size(self.t), precision, shift)
         self._apply(gradients)
         if self._noise == "training":
@@ -332,14 +339,15 @@ class FunctionalMirrorDescent(tf.Module):
             tape.watch([mean, variance])
             fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
             loss = -fit
-        site = _site(mean, *tape.gradient(loss, [mean, variance]))
+        site = _site(network.weights.mean(rows), *tape.gradient(loss, [mean, variance]))
         return _target_parameters(rows, site)
 
-    def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        model = self._model
+    def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        model, network = self._model, self._model.inference_network
         points = model.correction_points(X, seed)
-        features = model.inference_network.latent_features(points)
-        return _correction_precision(features, model.prior_factors(points, features))
+        features = network.latent_features(points)
+        factors = model.prior_factors(points, features)
+        return _correction_parameters(features, factors, network.offset(points))
 
     def _gradient_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
         model = self._model
@@ -477,6 +485,7 @@ def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
 def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _Site:
     """Site from the loss's gradients by the marginals (Khan and Lin 2017), precision kept >= 0.
 
+    :param mean: that of the weights' share in f.
     :param d_variance: None where the expected log-likelihood does not depend on it.
     """
     precision = tf.zeros_like(mean) if d_variance is None else tf.maximum(2.0 * d_variance, 0.0)
@@ -492,15 +501,21 @@ def _target_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.
     return precision, shift[..., 0]
 
 
-def _correction_precision(features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F]; I + C_M is never indefinite."""
+def _correction_parameters(
+    features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor], offset: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F], I + C_M never indefinite, and -Φᵀ K⁻¹ offset [L, F]."""
     prior, features_prior = factors
     shape = tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], axis=0)
     whitened = tf.linalg.triangular_solve(prior, tf.broadcast_to(features, shape))
     explained = tf.linalg.triangular_solve(features_prior, features)
-    return tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
+    precision = tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
         explained, explained, transpose_a=True
     )
+    if offset is None:
+        return precision, tf.zeros_like(precision[..., 0])
+    pull = tf.linalg.triangular_solve(prior, tf.transpose(offset)[..., None])
+    return precision, -tf.matmul(whitened, pull, transpose_a=True)[..., 0]
 
 
 class _NaturalParameters(tf.Module):

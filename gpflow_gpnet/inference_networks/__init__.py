@@ -1,5 +1,6 @@
 """Inference networks q(f): what represents the posterior in place of inducing points."""
 
+from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
 from .inducing import InducingFeatures
 from .random_features import RFE
@@ -12,6 +13,7 @@ from .weights import (
 )
 
 __all__ = [
+    "AdaptiveBasis",
     "DiagonalGaussian",
     "FullGaussian",
     "InducingFeatures",

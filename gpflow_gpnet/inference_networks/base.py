@@ -71,6 +71,10 @@ class LinearNetwork(InferenceNetwork):
         """Covariance that features [..., K, N, F] do not carry: [..., K, N] or [..., K, N, N]."""
         return None
 
+    def offset(self, X: TensorType) -> tf.Tensor | None:
+        """A deterministic mean [..., N, L] that the weights do not carry."""
+        return None
+
     @check_shapes(
         "X: [batch..., N, D]",
         "return: [batch..., K, N, F]",
@@ -107,7 +111,11 @@ class LinearNetwork(InferenceNetwork):
         root = self.weights.project(features)
         cov = tf.matmul(root, root, transpose_b=True)
         residual = self.residual_covariance(X, features, full_cov=True)
-        return self.weights.mean(features), cov if residual is None else cov + residual
+        return self._mean(features, X), cov if residual is None else cov + residual
+
+    def _mean(self, features: tf.Tensor, X: TensorType) -> tf.Tensor:
+        mean, offset = self.weights.mean(features), self.offset(X)
+        return mean if offset is None else mean + offset
 
     @check_shapes(
         "features: [batch..., K, N, F]",
@@ -121,7 +129,7 @@ class LinearNetwork(InferenceNetwork):
         residual = self.residual_covariance(X, features, full_cov=False)
         if residual is not None:
             variance = variance + residual
-        return self.weights.mean(features), tf.linalg.matrix_transpose(variance)
+        return self._mean(features, X), tf.linalg.matrix_transpose(variance)
 
     def sample_functions(
         self, num_samples: int, seed: tf.Tensor
@@ -138,7 +146,9 @@ class LinearNetwork(InferenceNetwork):
         weights = tf.transpose(self.weights.sample(num_samples, seed), [0, 2, 1])  # [S, L, F]
 
         def functions(X: TensorType) -> tf.Tensor:
-            return tf.einsum("...knf,skf->s...nk", self._per_latent(X), weights)
+            values = tf.einsum("...knf,skf->s...nk", self._per_latent(X), weights)
+            offset = self.offset(X)
+            return values if offset is None else values + offset
 
         return functions
 
