@@ -10,9 +10,12 @@ from .hyperparameters import fit_hyperparameters
 from .inference_networks import (
     RFE,
     AdaptiveBasis,
+    Deterministic,
     InducingFeatures,
     InferenceNetwork,
     LinearNetwork,
+    LinearSum,
+    Sum,
     weight_gaussian,
 )
 from .mirror_descent import FunctionalMirrorDescent
@@ -21,6 +24,7 @@ from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 __all__ = [
     "AdaptiveBasis",
     "Constant",
+    "Deterministic",
     "FBNN",
     "FunctionalMirrorDescent",
     "GPNet",
@@ -31,7 +35,9 @@ __all__ = [
     "InverseTime",
     "LinearDecay",
     "LinearNetwork",
+    "LinearSum",
     "RFE",
+    "Sum",
     "__version__",
     "callbacks",
     "datasets",

@@ -45,6 +45,8 @@ class FunctionalMirrorDescent(tf.Module):
       likelihood (``conjugate``), else on the functional evidence lower bound at the batch and
       measurement points, which has the same gradient up to β.
 
+    Frozen parameters stay, q_mu and q_sqrt too: a frozen mean lets the covariance alone move.
+
     One object optimises one model. Its state (t, slots, natural parameters) is in a
     ``tf.train.Checkpoint``.
     """
@@ -196,6 +198,7 @@ class FunctionalMirrorDescent(tf.Module):
         network_variables, hyper_variables = self._variables()
         key = (
             self._noise,
+            self.takes_natural_steps and _frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
         if key not in self._compiled.step:
@@ -238,7 +241,8 @@ class FunctionalMirrorDescent(tf.Module):
                 draw = self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
                 correction = tuple(total + new for total, new in zip(correction, draw, strict=True))
                 draws += 1
-        self._natural_parameters.assign(
+        self._natural_parameters.mix(
+            1.0,
             precision / rows + correction[0] / max(draws, 1),
             shift / rows + correction[1] / max(draws, 1),
         )
@@ -456,6 +460,10 @@ def _has_natural_steps(model: GPNet) -> bool:
     return isinstance(network, LinearNetwork) and isinstance(network.weights, FullGaussian)
 
 
+def _frozen(network: LinearNetwork) -> tuple[bool, bool]:
+    return not network.q_mu.trainable, not network.q_sqrt.trainable
+
+
 def _is_conjugate(model: GPNet) -> bool:
     return isinstance(model.likelihood, Gaussian) and model.mixing is None
 
@@ -552,25 +560,36 @@ class _NaturalParameters(tf.Module):
         mean = tf.transpose(self._network.q_mu)[..., None]
         return precision, tf.matmul(precision, mean)[..., 0]
 
-    def mix(self, beta: tf.Tensor, precision: tf.Tensor, shift: tf.Tensor) -> None:
-        """Step of size β from the present natural parameters to the given ones."""
+    def mix(self, beta: tf.Tensor | float, precision: tf.Tensor, shift: tf.Tensor) -> None:
+        """Step of size β from the present natural parameters to the given ones.
+
+        What is frozen of q_mu and q_sqrt stays: with the mean frozen the covariance alone moves;
+        with the covariance frozen the mean takes the natural-gradient step.
+        """
+        mean_stays, root_stays = _frozen(self._network)
+        if mean_stays and root_stays:
+            return
         old_precision, old_shift = tf.cond(
             tf.reduce_all(self._fingerprint() == self.fingerprint),
             lambda: (self.precision.value(), self.shift.value()),
             self._read,
         )
         beta = tf.cast(beta, precision.dtype)
-        self.assign(
-            (1.0 - beta) * old_precision + beta * precision,
-            (1.0 - beta) * old_shift + beta * shift,
-        )
-
-    def assign(self, precision: tf.Tensor, shift: tf.Tensor) -> None:
-        """Set Λ and θ, and the weights' Gaussian with them."""
-        root = gaussians.lower_root_of_inverse(precision, "the weights' precision")
-        mean = tf.matmul(root, tf.matmul(root, shift[..., None], transpose_a=True))
-        self._network.q_sqrt.assign(root)
-        self._network.q_mu.assign(tf.transpose(mean[..., 0]))
-        self.precision.assign(precision)
-        self.shift.assign(shift)
+        mean = tf.transpose(self._network.q_mu)[..., None]  # [L, F, 1]
+        new_precision = old_precision
+        new_shift = (1.0 - beta) * old_shift + beta * shift
+        if not root_stays:
+            new_precision = (1.0 - beta) * old_precision + beta * precision
+        else:
+            new_shift += beta * tf.matmul(old_precision - precision, mean)[..., 0]
+        if mean_stays:
+            new_shift = tf.matmul(new_precision, mean)[..., 0]
+        root = gaussians.lower_root_of_inverse(new_precision, "the weights' precision")
+        if not mean_stays:
+            mean = tf.matmul(root, tf.matmul(root, new_shift[..., None], transpose_a=True))
+            self._network.q_mu.assign(tf.transpose(mean[..., 0]))
+        if not root_stays:
+            self._network.q_sqrt.assign(root)
+        self.precision.assign(new_precision)
+        self.shift.assign(new_shift)
         self.fingerprint.assign(self._fingerprint())

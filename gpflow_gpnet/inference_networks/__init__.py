@@ -2,6 +2,7 @@
 
 from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
+from .combinations import Deterministic, LinearSum, Sum
 from .inducing import InducingFeatures
 from .random_features import RFE
 from .weights import (
@@ -14,13 +15,16 @@ from .weights import (
 
 __all__ = [
     "AdaptiveBasis",
+    "Deterministic",
     "DiagonalGaussian",
     "FullGaussian",
     "InducingFeatures",
     "InferenceNetwork",
     "LinearNetwork",
+    "LinearSum",
     "LowRankGaussian",
     "RFE",
+    "Sum",
     "WeightGaussian",
     "weight_gaussian",
 ]

@@ -38,6 +38,12 @@ class InferenceNetwork(Module, abc.ABC):
         """L, or None where the network leaves it to the model."""
         return None
 
+    def __add__(self, other: InferenceNetwork) -> InferenceNetwork:
+        """The sum of independent functions; linear in its weights where both are."""
+        from .combinations import add
+
+        return add(self, other)
+
     def initialise(self, X: np.ndarray) -> None:
         """Called once by training, before the first step, with (a batch of) the inputs [N, D]."""
 
