@@ -10,9 +10,13 @@ from .history import History
 from .hyperparameters import fit_hyperparameters
 from .inference_networks import (
     RFE,
+    AdaptiveBasis,
+    Deterministic,
     InducingFeatures,
     InferenceNetwork,
     LinearNetwork,
+    LinearSum,
+    Sum,
     weight_gaussian,
 )
 from .mirror_descent import FunctionalMirrorDescent
@@ -21,7 +25,9 @@ from .scaling import Scaling
 from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
 __all__ = [
+    "AdaptiveBasis",
     "Constant",
+    "Deterministic",
     "FBNN",
     "FunctionalMirrorDescent",
     "GPNet",
@@ -32,8 +38,10 @@ __all__ = [
     "InverseTime",
     "LinearDecay",
     "LinearNetwork",
+    "LinearSum",
     "RFE",
     "Scaling",
+    "Sum",
     "__version__",
     "callbacks",
     "compare",

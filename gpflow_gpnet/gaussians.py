@@ -332,20 +332,29 @@ def _log_determinant(factor: tf.Tensor) -> tf.Tensor:
     "root: [batch..., N, R]",
     "factor_1: [broadcast batch..., N, N]",
     "factor_2: [broadcast batch..., N, N]",
+    "offset: [batch..., N]",
     "return: [batch...]",
 )
 def expected_log_ratio(
-    mean: tf.Tensor, root: tf.Tensor, factor_1: tf.Tensor, factor_2: tf.Tensor
+    mean: tf.Tensor,
+    root: tf.Tensor,
+    factor_1: tf.Tensor,
+    factor_2: tf.Tensor,
+    offset: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """E_q[log N(f; 0, C_1) - log N(f; 0, C_2)] in nats, q = N(mean, root rootᵀ).
+    """E_q[log N(f; offset, C_1) - log N(f; 0, C_2)] in nats, q = N(offset + mean, root rootᵀ).
 
     :param factor_1: Cholesky factor of C_1; factor_2: of C_2.
+    :param offset: 0 by default.
     """
-    moments = tf.concat([mean[..., None], root], axis=-1)
 
-    def minus_twice_log_density(factor: tf.Tensor) -> tf.Tensor:
+    def minus_twice_log_density(mean: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        moments = tf.concat([mean[..., None], root], axis=-1)
         shape = tf.concat([tf.shape(moments)[:-2], tf.shape(factor)[-2:]], axis=0)
         whitened = tf.linalg.triangular_solve(tf.broadcast_to(factor, shape), moments)
         return _log_determinant(factor) + tf.reduce_sum(tf.square(whitened), axis=[-2, -1])
 
-    return 0.5 * (minus_twice_log_density(factor_2) - minus_twice_log_density(factor_1))
+    whole = mean if offset is None else mean + offset
+    return 0.5 * (
+        minus_twice_log_density(whole, factor_2) - minus_twice_log_density(mean, factor_1)
+    )

@@ -74,7 +74,8 @@ class GPNet(InferenceNetworkModel):
             return objective
         points = self.correction_points(X)
         features = network.latent_features(points)
-        return objective - self.prior_correction(features, self.prior_factors(points, features))
+        factors = self.prior_factors(points, features)
+        return objective - self.prior_correction(features, factors, network.offset(points))
 
     @check_shapes("X: [B, D]", "return: [M, D]")
     def correction_points(self, X: TensorType, seed: tf.Tensor | None = None) -> tf.Tensor:
@@ -83,21 +84,32 @@ class GPNet(InferenceNetworkModel):
         return self.measurement_points(X, seed, limit=min(CORRECTION_POINTS, half))
 
     @check_shapes(
-        "features: [K, M, F]", "factors[0]: [L, M, M]", "factors[1]: [K, M, M]", "return: []"
+        "features: [K, M, F]",
+        "factors[0]: [L, M, M]",
+        "factors[1]: [K, M, M]",
+        "offset: [M, L]",
+        "return: []",
     )
     def prior_correction(
-        self, features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]
+        self,
+        features: tf.Tensor,
+        factors: tuple[tf.Tensor, tf.Tensor],
+        offset: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """E_q[log p_φ(f_M) - log p(f_M)], nats: what weight space misses of KL[q ‖ p].
 
         :param features: φ of the M points; K is L, or 1 where latent GPs share features.
         :param factors: :meth:`prior_factors` of the M points.
+        :param offset: the network's offset there, about which p_φ lies.
         """
         weights = self.inference_network.weights
         prior, features_prior = factors
         mean = tf.transpose(weights.mean(features))
+        if offset is not None:
+            offset = tf.transpose(offset)
+        root = weights.project(features)
         return tf.reduce_sum(
-            gaussians.expected_log_ratio(mean, weights.project(features), features_prior, prior)
+            gaussians.expected_log_ratio(mean, root, features_prior, prior, offset)
         )
 
     @check_shapes(

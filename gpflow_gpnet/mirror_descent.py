@@ -47,6 +47,8 @@ class FunctionalMirrorDescent(tf.Module):
       likelihood (``conjugate``), else on the functional evidence lower bound at the batch and
       measurement points, which has the same gradient up to β.
 
+    Frozen parameters stay, q_mu and q_sqrt too: a frozen mean lets the covariance alone move.
+
     One object optimises one model. Its state (t, slots, natural parameters) is in a
     ``tf.train.Checkpoint``.
     """
@@ -245,6 +247,7 @@ class FunctionalMirrorDescent(tf.Module):
         network_variables, hyper_variables = self._variables()
         key = (
             self._noise,
+            self.takes_natural_steps and _frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
         if key not in self._compiled.step:
@@ -276,7 +279,7 @@ class FunctionalMirrorDescent(tf.Module):
                 self._correction, autograph=False, reduce_retracing=True
             )
         corrected = self.prior_correction and not self._model.inference_network.matches_prior
-        precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, 0.0
+        precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, (0.0, 0.0)
         batches = list(batches)
         for X, Y in batches:
             batch_precision, batch_shift = self._compiled.target(X, Y)
@@ -284,9 +287,14 @@ class FunctionalMirrorDescent(tf.Module):
             shift += X.shape[0] * batch_shift
             rows += X.shape[0]
             for _ in range(-(-_POLISH_DRAWS // len(batches)) if corrected else 0):
-                correction += self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
+                draw = self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
+                correction = tuple(total + new for total, new in zip(correction, draw, strict=True))
                 draws += 1
-        self._natural_parameters.assign(precision / rows + correction / max(draws, 1), shift / rows)
+        self._natural_parameters.mix(
+            1.0,
+            precision / rows + correction[0] / max(draws, 1),
+            shift / rows + correction[1] / max(draws, 1),
+        )
 
     # ------------------------------------------------------------------ the compiled step
 
@@ -362,11 +370,14 @@ class FunctionalMirrorDescent(tf.Module):
             loss = network.prior_kl() - fit - model.log_prior_density()
             factors = model.prior_factors(points, measured) if corrected else None
             if factors is not None:
-                loss += model.prior_correction(measured, factors)
+                offset = network.offset(points)
+                loss += model.prior_correction(measured, factors, offset)
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
-        precision, shift = _target_parameters(rows, _site(mean, d_mean, d_variance))
+        site = _site(network.weights.mean(rows), d_mean, d_variance)
+        precision, shift = _target_parameters(rows, site)
         if factors is not None:
-            precision += _correction_precision(measured, factors)
+            correction = _correction_parameters(measured, factors, offset)
+            precision, shift = precision + correction[0], shift + correction[1]
         self._natural_parameters.mix(self.step_size(self.t), precision, shift)
         self._apply(gradients)
         if self._noise == "training":
@@ -383,14 +394,15 @@ class FunctionalMirrorDescent(tf.Module):
             tape.watch([mean, variance])
             fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
             loss = -fit
-        site = _site(mean, *tape.gradient(loss, [mean, variance]))
+        site = _site(network.weights.mean(rows), *tape.gradient(loss, [mean, variance]))
         return _target_parameters(rows, site)
 
-    def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        model = self._model
+    def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        model, network = self._model, self._model.inference_network
         points = model.correction_points(model.scaled_inputs(X), seed)
-        features = model.inference_network.latent_features(points)
-        return _correction_precision(features, model.prior_factors(points, features))
+        features = network.latent_features(points)
+        factors = model.prior_factors(points, features)
+        return _correction_parameters(features, factors, network.offset(points))
 
     def _gradient_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
         model = self._model
@@ -502,6 +514,10 @@ def _has_natural_steps(model: GPNet) -> bool:
     return isinstance(network, LinearNetwork) and isinstance(network.weights, FullGaussian)
 
 
+def _frozen(network: LinearNetwork) -> tuple[bool, bool]:
+    return not network.q_mu.trainable, not network.q_sqrt.trainable
+
+
 def _is_conjugate(model: GPNet) -> bool:
     return isinstance(model.likelihood, Gaussian) and model.mixing is None
 
@@ -559,6 +575,7 @@ def _set_slots(adam: Any, variables: Sequence[tf.Variable], state: dict[str, Any
 def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _Site:
     """Site from the loss's gradients by the marginals (Khan and Lin 2017), precision kept >= 0.
 
+    :param mean: that of the weights' share in f.
     :param d_variance: None where the expected log-likelihood does not depend on it.
     """
     precision = tf.zeros_like(mean) if d_variance is None else tf.maximum(2.0 * d_variance, 0.0)
@@ -574,15 +591,21 @@ def _target_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.
     return precision, shift[..., 0]
 
 
-def _correction_precision(features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F]; I + C_M is never indefinite."""
+def _correction_parameters(
+    features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor], offset: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F], I + C_M never indefinite, and -Φᵀ K⁻¹ offset [L, F]."""
     prior, features_prior = factors
     shape = tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], axis=0)
     whitened = tf.linalg.triangular_solve(prior, tf.broadcast_to(features, shape))
     explained = tf.linalg.triangular_solve(features_prior, features)
-    return tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
+    precision = tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
         explained, explained, transpose_a=True
     )
+    if offset is None:
+        return precision, tf.zeros_like(precision[..., 0])
+    pull = tf.linalg.triangular_solve(prior, tf.transpose(offset)[..., None])
+    return precision, -tf.matmul(whitened, pull, transpose_a=True)[..., 0]
 
 
 class _NaturalParameters(tf.Module):
@@ -619,25 +642,36 @@ class _NaturalParameters(tf.Module):
         mean = tf.transpose(self._network.q_mu)[..., None]
         return precision, tf.matmul(precision, mean)[..., 0]
 
-    def mix(self, beta: tf.Tensor, precision: tf.Tensor, shift: tf.Tensor) -> None:
-        """Step of size β from the present natural parameters to the given ones."""
+    def mix(self, beta: tf.Tensor | float, precision: tf.Tensor, shift: tf.Tensor) -> None:
+        """Step of size β from the present natural parameters to the given ones.
+
+        What is frozen of q_mu and q_sqrt stays: with the mean frozen the covariance alone moves;
+        with the covariance frozen the mean takes the natural-gradient step.
+        """
+        mean_stays, root_stays = _frozen(self._network)
+        if mean_stays and root_stays:
+            return
         old_precision, old_shift = tf.cond(
             tf.reduce_all(self._fingerprint() == self.fingerprint),
             lambda: (self.precision.value(), self.shift.value()),
             self._read,
         )
         beta = tf.cast(beta, precision.dtype)
-        self.assign(
-            (1.0 - beta) * old_precision + beta * precision,
-            (1.0 - beta) * old_shift + beta * shift,
-        )
-
-    def assign(self, precision: tf.Tensor, shift: tf.Tensor) -> None:
-        """Set Λ and θ, and the weights' Gaussian with them."""
-        root = gaussians.lower_root_of_inverse(precision, "the weights' precision")
-        mean = tf.matmul(root, tf.matmul(root, shift[..., None], transpose_a=True))
-        self._network.q_sqrt.assign(root)
-        self._network.q_mu.assign(tf.transpose(mean[..., 0]))
-        self.precision.assign(precision)
-        self.shift.assign(shift)
+        mean = tf.transpose(self._network.q_mu)[..., None]  # [L, F, 1]
+        new_precision = old_precision
+        new_shift = (1.0 - beta) * old_shift + beta * shift
+        if not root_stays:
+            new_precision = (1.0 - beta) * old_precision + beta * precision
+        else:
+            new_shift += beta * tf.matmul(old_precision - precision, mean)[..., 0]
+        if mean_stays:
+            new_shift = tf.matmul(new_precision, mean)[..., 0]
+        root = gaussians.lower_root_of_inverse(new_precision, "the weights' precision")
+        if not mean_stays:
+            mean = tf.matmul(root, tf.matmul(root, new_shift[..., None], transpose_a=True))
+            self._network.q_mu.assign(tf.transpose(mean[..., 0]))
+        if not root_stays:
+            self._network.q_sqrt.assign(root)
+        self.precision.assign(new_precision)
+        self.shift.assign(new_shift)
         self.fingerprint.assign(self._fingerprint())

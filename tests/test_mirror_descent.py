@@ -387,3 +387,47 @@ def test_settings_that_do_not_fit_the_model(rng):
         gpn.FunctionalMirrorDescent(noise="held-out").minimize(
             make_model(Gaussian(), 30, frozen=False), data
         )
+
+
+@pytest.mark.parametrize("frozen", ["network", "mean", "covariance"])
+def test_frozen_weights_stay_under_natural_steps(rng, frozen):
+    X = rng.uniform(-1.0, 1.0, size=(30, 1))
+    Y = np.sin(3.0 * X)
+    kernel = gpflow.kernels.SquaredExponential()
+
+    def make() -> gpn.GPNet:
+        likelihood = Gaussian(0.1)
+        gpflow.set_trainable(likelihood, False)
+        network = gpn.RFE(kernel, 1, 4)
+        network.initialise(X)
+        return gpn.GPNet(kernel, likelihood, network, num_data=30)
+
+    def step(model, number: int = 1) -> None:
+        optimizer = gpn.FunctionalMirrorDescent(1.0, learning_rate=0.0, prior_correction=False)
+        gpn.fit(model, (X, Y), optimizer=optimizer, num_steps=number, progress=False)
+
+    exact, model = make(), make()
+    step(exact)
+    network = model.inference_network
+    start = rng.normal(size=network.q_mu.shape)
+    network.q_mu.assign(start)
+    if frozen == "network":
+        gpflow.set_trainable(network, False)
+        step(model)
+        np.testing.assert_array_equal(network.q_mu, start)
+        np.testing.assert_array_equal(network.q_sqrt[0], np.eye(8))
+        # Unfrozen, the same optimiser's next step is the exact one.
+        gpflow.set_trainable(network, True)
+        step(model)
+        np.testing.assert_allclose(network.q_mu, exact.inference_network.q_mu, rtol=1e-6)
+    elif frozen == "mean":
+        gpflow.set_trainable(network.q_mu, False)
+        step(model)
+        np.testing.assert_array_equal(network.q_mu, start)
+        np.testing.assert_allclose(network.q_sqrt, exact.inference_network.q_sqrt, rtol=1e-6)
+    else:
+        network.q_sqrt.assign(0.9 * exact.inference_network.q_sqrt)
+        gpflow.set_trainable(network.q_sqrt, False)
+        step(model, 60)  # V is .81 of the exact one, so an error shrinks to .19 a step
+        np.testing.assert_allclose(network.q_sqrt, 0.9 * exact.inference_network.q_sqrt, rtol=1e-6)
+        np.testing.assert_allclose(network.q_mu, exact.inference_network.q_mu, rtol=1e-6)

@@ -1,6 +1,8 @@
 """Inference networks q(f): what represents the posterior in place of inducing points."""
 
+from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
+from .combinations import Deterministic, LinearSum, Sum
 from .inducing import InducingFeatures
 from .random_features import RFE
 from .weights import (
@@ -12,13 +14,17 @@ from .weights import (
 )
 
 __all__ = [
+    "AdaptiveBasis",
+    "Deterministic",
     "DiagonalGaussian",
     "FullGaussian",
     "InducingFeatures",
     "InferenceNetwork",
     "LinearNetwork",
+    "LinearSum",
     "LowRankGaussian",
     "RFE",
+    "Sum",
     "WeightGaussian",
     "weight_gaussian",
 ]

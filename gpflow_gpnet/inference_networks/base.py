@@ -38,6 +38,12 @@ class InferenceNetwork(Module, abc.ABC):
         """L, or None where the network leaves it to the model."""
         return None
 
+    def __add__(self, other: InferenceNetwork) -> InferenceNetwork:
+        """The sum of independent functions; linear in its weights where both are."""
+        from .combinations import add
+
+        return add(self, other)
+
     def initialise(self, X: np.ndarray) -> None:
         """Called once by training, before the first step, with (a batch of) the inputs [N, D]."""
 
@@ -69,6 +75,10 @@ class LinearNetwork(InferenceNetwork):
         self, X: TensorType, features: tf.Tensor, full_cov: bool
     ) -> tf.Tensor | None:
         """Covariance that features [..., K, N, F] do not carry: [..., K, N] or [..., K, N, N]."""
+        return None
+
+    def offset(self, X: TensorType) -> tf.Tensor | None:
+        """A deterministic mean [..., N, L] that the weights do not carry."""
         return None
 
     @check_shapes(
@@ -107,7 +117,11 @@ class LinearNetwork(InferenceNetwork):
         root = self.weights.project(features)
         cov = tf.matmul(root, root, transpose_b=True)
         residual = self.residual_covariance(X, features, full_cov=True)
-        return self.weights.mean(features), cov if residual is None else cov + residual
+        return self._mean(features, X), cov if residual is None else cov + residual
+
+    def _mean(self, features: tf.Tensor, X: TensorType) -> tf.Tensor:
+        mean, offset = self.weights.mean(features), self.offset(X)
+        return mean if offset is None else mean + offset
 
     @check_shapes(
         "features: [batch..., K, N, F]",
@@ -121,7 +135,7 @@ class LinearNetwork(InferenceNetwork):
         residual = self.residual_covariance(X, features, full_cov=False)
         if residual is not None:
             variance = variance + residual
-        return self.weights.mean(features), tf.linalg.matrix_transpose(variance)
+        return self._mean(features, X), tf.linalg.matrix_transpose(variance)
 
     def prior_functions(
         self, num_samples: int, seed: tf.Tensor
@@ -158,8 +172,10 @@ class LinearNetwork(InferenceNetwork):
         return lambda X: functions(X) + self._values(X, weights - prior_weights)
 
     def _values(self, X: TensorType, weights: tf.Tensor) -> tf.Tensor:
-        """Functions [S, ..., N, L] that have weights [S, F, L]."""
-        return tf.einsum("...knf,sfk->s...nk", self._per_latent(X), weights)
+        """Functions [S, ..., N, L] that have weights [S, F, L], about the offset."""
+        values = tf.einsum("...knf,sfk->s...nk", self._per_latent(X), weights)
+        offset = self.offset(X)
+        return values if offset is None else values + offset
 
     def _per_latent(self, X: TensorType) -> tf.Tensor:
         features = self.latent_features(X)

@@ -1,0 +1,57 @@
+"""What a neural inference network takes from the prior at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from gpflow.config import default_float
+from gpflow.kernels import Kernel
+
+from ..latent_prior import latent_variance
+from ..spectral import infer_input_dim
+
+__all__ = ["Start", "starting_prior", "typical_inputs"]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Number of inputs D, of latent GPs L, and the variance that q starts with."""
+
+    input_dim: int
+    num_latent_gps: int
+    variance: float
+
+
+def typical_inputs(input_dim: int) -> np.ndarray:
+    """Inputs [256, D] of mean 0 and variance 1, to scale by while no data have been seen."""
+    return np.random.default_rng(0).normal(size=(256, input_dim)).astype(default_float())
+
+
+def starting_prior(
+    kernel: Kernel | None, input_dim: int | None, num_latent_gps: int | None
+) -> Start:
+    """Sizes and variance as given, else as the kernel says, else 1 latent GP of variance 1.
+
+    The variance is the kernel's mean over latent GPs and inputs of mean 0 and variance 1.
+
+    :raises ValueError: if nothing tells D, or the arguments contradict each other.
+    """
+    if kernel is None and input_dim is None:
+        raise ValueError("input_dim is needed, or a kernel that tells the number of inputs.")
+    variance = 1.0
+    if kernel is not None:
+        input_dim = infer_input_dim(kernel, input_dim)
+        inputs = tf.convert_to_tensor(typical_inputs(input_dim))
+        variance = float(tf.reduce_mean(latent_variance(kernel, inputs)))
+    assert input_dim is not None
+    if isinstance(input_dim, bool) or not isinstance(input_dim, (int, np.integer)):
+        raise TypeError(f"input_dim must be an integer, got {input_dim!r}.")
+    if input_dim < 1:
+        raise ValueError(f"input_dim must be at least 1, got {input_dim}.")
+    if num_latent_gps is None:
+        num_latent_gps = int(getattr(kernel, "num_latent_gps", 1))
+    if num_latent_gps < 1:
+        raise ValueError(f"num_latent_gps must be at least 1, got {num_latent_gps}.")
+    return Start(int(input_dim), int(num_latent_gps), variance)
