@@ -8,6 +8,7 @@ from .gpnet import GPNet
 from .history import History
 from .hyperparameters import fit_hyperparameters
 from .inference_networks import (
+    NTK,
     RFE,
     AdaptiveBasis,
     InducingFeatures,
@@ -31,6 +32,7 @@ __all__ = [
     "InverseTime",
     "LinearDecay",
     "LinearNetwork",
+    "NTK",
     "RFE",
     "__version__",
     "callbacks",

@@ -3,6 +3,7 @@
 from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
 from .inducing import InducingFeatures
+from .ntk import NTK
 from .random_features import RFE
 from .weights import (
     DiagonalGaussian,
@@ -20,6 +21,7 @@ __all__ = [
     "InferenceNetwork",
     "LinearNetwork",
     "LowRankGaussian",
+    "NTK",
     "RFE",
     "WeightGaussian",
     "weight_gaussian",

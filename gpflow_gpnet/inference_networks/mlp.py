@@ -13,7 +13,6 @@ from gpflow import Module, Parameter
 from gpflow.base import TensorType
 from gpflow.config import default_float
 from gpflow.keras import tf_keras
-from gpflow.utilities import set_trainable
 
 from ..checks import check_module
 
@@ -134,16 +133,13 @@ class MLP(Module):
         outputs = tf.tensordot(hidden, self.W[-1], 1) + self.b[-1]
         return self.activation(outputs) if self.activate_outputs else outputs
 
-    @check_shapes(
-        "X: [batch..., N, D]",
-        "return[0]: [batch..., N, O]",
-    )
+    @check_shapes("X: [batch..., N, D]", "return[0]: [batch..., N, O]")
     def gradient_factors(self, X: TensorType) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         r"""Outputs, and each layer's gradients in factors: ∂g_o(x_n) / ∂[W_k; b_k] = a_n δ_{on}ᵀ.
 
-        The second are activations with a column of ones for the biases, [batch..., N, in + 1]; the
-        third back-propagated signals [batch..., O, N, out] (the last layer's, which is the
-        identity, [O, 1, O]). Memory O(O N Σ width).
+        The second are all layers' activations with a column of ones for the biases,
+        [batch..., N, in + 1]; the third the back-propagated signals [batch..., O, N, out] of all
+        layers but the last, whose signal is the o-th unit vector. Memory O(O N Σ width).
         """
         hidden = self.inputs(X)
         activations, slopes = [with_ones(hidden)], []
@@ -151,13 +147,15 @@ class MLP(Module):
             hidden, slope = _value_and_slope(self.activation, tf.tensordot(hidden, W, 1) + b)
             activations.append(with_ones(hidden))
             slopes.append(slope)
-        outputs = tf.tensordot(hidden, self.W[-1], 1) + self.b[-1]
-        signal = tf.eye(self.W[-1].shape[-1], dtype=outputs.dtype)[:, None, :]
-        signals = [signal]
-        for W, slope in zip(self.W[:0:-1], slopes[::-1], strict=True):
-            signal = tf.matmul(signal, W, transpose_b=True) * slope[..., None, :, :]
-            signals.append(signal)
-        return outputs, activations, signals[::-1]
+        last = self.W[-1]
+        outputs = tf.tensordot(hidden, last, 1) + self.b[-1]
+        signal = tf.transpose(last)[:, None, :]  # [O, 1, in]
+        signals: list[tf.Tensor] = []
+        for index in reversed(range(len(slopes))):
+            signal = signal * slopes[index][..., None, :, :]
+            signals.insert(0, signal)
+            signal = tf.matmul(signal, self.W[index], transpose_b=True)
+        return outputs, activations, signals
 
 
 def with_ones(X: tf.Tensor) -> tf.Tensor:
@@ -220,12 +218,12 @@ class KerasBody(Module):
                 f"{type(model).__name__} must give rows [N, F], got shape {outputs.shape} for one "
                 "row."
             )
-        set_trainable(list(model.non_trainable_variables), False)
+        for variable in model.non_trainable_variables:
+            variable._trainable = False  # as gpflow.set_trainable does
         self.num_outputs = int(outputs.shape[-1])
 
     def _rows(self, X: tf.Tensor) -> tf.Tensor:
-        dtype = getattr(self.model, "compute_dtype", None) or default_float()
-        return tf.cast(self.model(tf.cast(X, dtype), training=False), default_float())
+        return tf.cast(self.model(X, training=False), default_float())  # Keras casts what comes in
 
     @check_shapes("X: [batch..., N, D]", "return: [batch..., N, F]")
     def __call__(self, X: TensorType) -> tf.Tensor:
