@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes
 from gpflow import Module, Parameter
-from gpflow.base import TensorType
+from gpflow.base import AnyNDArray, TensorType
 from gpflow.config import default_float
 from gpflow.keras import tf_keras
 
@@ -25,6 +25,8 @@ __all__ = [
     "keras_input_dim",
     "with_ones",
 ]
+
+_MAX_GAIN = 10.0
 
 Activation = Callable[[tf.Tensor], tf.Tensor]
 
@@ -79,8 +81,10 @@ class Standardisation(Module):
 class MLP(Module):
     r"""x ↦ z_K, the last of z_k = a_k W_k + b_k, a_0 = x standardised and a_{k+1} = σ(z_k).
 
-    At the start W_k ~ N(0, 1 / fan-in) and b_k ~ N(0, 1), so that inputs of size 1 give units with
-    their turning points all over the inputs. The last layer has b = 0, and gives 0 at the start in
+    At the start W_k ~ N(0, 1 / fan-in) and b_k ~ N(0, 1), so that units have their turning points
+    all over the inputs; where lengthscales are known, the first layer is steeper by the number of
+    them (at most 10) in an input's standard deviation, so that functions vary as the prior's. The
+    last layer has b = 0, and gives 0 at the start in
     one of two ways: weights 0, or units in pairs with opposite weights, for which gradients by all
     layers' weights are as those of a random network (Zhang et al. 2020, antisymmetric
     initialisation).
@@ -91,12 +95,14 @@ class MLP(Module):
         sizes: Sequence[int],
         activation: str | Activation,
         rng: np.random.Generator,
+        lengthscales: AnyNDArray,
         start: str = "random",
         activate_outputs: bool = False,
     ) -> None:
         """
         :param sizes: D, the widths of the hidden layers, and the number of outputs.
         :param activation: elementwise, by Keras's name.
+        :param lengthscales: of the inputs [D], 0 where unknown.
         :param start: of the output: "random", "zero" (last weights 0) or "paired".
         :param activate_outputs: give σ(z_K) instead.
         """
@@ -115,6 +121,17 @@ class MLP(Module):
             _pair_units(weights, offsets)
         self.W = [Parameter(W) for W in weights]
         self.b = [Parameter(b) for b in offsets]
+        self._lengthscales = np.asarray(lengthscales)
+        self._gain = np.ones(sizes[0])
+        self._steepen()
+
+    def _steepen(self) -> None:
+        scale, known = self.inputs.scale.numpy(), self._lengthscales > 0.0
+        gain = np.ones(len(scale))
+        gain[known] = np.minimum(scale[known] / self._lengthscales[known], _MAX_GAIN)
+        self.W[0].assign(self.W[0] * (gain / self._gain)[:, None])
+        self.b[0].assign(self.b[0] * np.sqrt(np.mean(gain**2) / np.mean(self._gain**2)))
+        self._gain = gain
 
     @property
     def center(self) -> Parameter:
@@ -122,8 +139,9 @@ class MLP(Module):
         return self.inputs.center
 
     def initialise(self, X: np.ndarray) -> None:
-        """Standardise by X [N, D]."""
+        """Standardise by X [N, D], and steepen the first layer accordingly."""
         self.inputs.initialise(X)
+        self._steepen()
 
     @check_shapes("X: [batch..., D]", "return: [batch..., O]")
     def __call__(self, X: TensorType) -> tf.Tensor:

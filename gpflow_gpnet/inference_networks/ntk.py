@@ -62,8 +62,8 @@ class NTK(InferenceNetwork):
             the weights after this (``gpflow.set_trainable(network.tangents.body, False)``) to give
             a trained model uncertainty and leave its predictions as they are.
         :param activation: elementwise, by Keras's name; not for a Keras model.
-        :param kernel: the prior's: tells D where it can, L, and the variance to start with (1
-            without). Only its values now are used.
+        :param kernel: the prior's: tells D where it can, L, and the variance (1 without) and
+            lengthscales to start with. Only its values now are used.
         :param input_dim: D; needed where neither the kernel nor a Keras model tells.
         :param covariance: V of each layer, "diag" or "kronecker" (not for Keras models).
         :param num_latent_gps: L; by default what the kernel or a Keras model says, else 1.
@@ -94,7 +94,8 @@ class NTK(InferenceNetwork):
         else:
             latents = start.num_latent_gps
             sizes = [start.input_dim, *check_hidden_units(hidden_units), latents]
-            mlp = MLP(sizes, activation, np.random.default_rng(seed), start="paired")
+            rng = np.random.default_rng(seed)
+            mlp = MLP(sizes, activation, rng, start.lengthscales, "paired")
             self.tangents = _LayerTangents(mlp, covariance)
         self._num_latent_gps = latents
         self._prior_variance = start.variance
