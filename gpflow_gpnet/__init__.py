@@ -9,6 +9,7 @@ from .gpnet import GPNet
 from .history import History
 from .hyperparameters import fit_hyperparameters
 from .inference_networks import (
+    NTK,
     RFE,
     AdaptiveBasis,
     Deterministic,
@@ -39,6 +40,7 @@ __all__ = [
     "LinearDecay",
     "LinearNetwork",
     "LinearSum",
+    "NTK",
     "RFE",
     "Scaling",
     "Sum",

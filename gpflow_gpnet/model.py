@@ -231,8 +231,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def initialise(self, X: TensorType) -> None:
         """Let a network that is still at the prior see the inputs [N, D], or a batch, once."""
         network = self.inference_network
-        untrained = not isinstance(network, LinearNetwork) or not np.any(network.q_mu.numpy())
-        if untrained and hasattr(network, "initialise"):
+        if hasattr(network, "initialise") and not getattr(network, "is_trained", False):
             network.initialise(np.asarray(self.scaled_inputs(X)))
 
     def scaled_inputs(self, X: TensorType) -> tf.Tensor:

@@ -4,6 +4,7 @@ from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
 from .combinations import Deterministic, LinearSum, Sum
 from .inducing import InducingFeatures
+from .ntk import NTK
 from .random_features import RFE
 from .weights import (
     DiagonalGaussian,
@@ -23,6 +24,7 @@ __all__ = [
     "LinearNetwork",
     "LinearSum",
     "LowRankGaussian",
+    "NTK",
     "RFE",
     "Sum",
     "WeightGaussian",

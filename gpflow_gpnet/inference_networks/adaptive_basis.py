@@ -50,8 +50,8 @@ class AdaptiveBasis(LinearNetwork):
         :param hidden_units: widths of the hidden layers; or a tf_keras model that maps rows [N, D]
             to features, trained with the network unless its layers are frozen.
         :param activation: elementwise, by Keras's name; not for a Keras model.
-        :param kernel: the prior's: tells D where it can, L, and the variance to start with (1
-            without). Only its values now are used.
+        :param kernel: the prior's: tells D where it can, L, and the variance (1 without) and
+            lengthscales to start with. Only its values now are used.
         :param input_dim: D; needed where neither the kernel nor a Keras model tells.
         :param covariance: of the weights, as in :class:`RFE`.
         :param residual_mean: add a deterministic function to the mean: True, an MLP of the same
@@ -73,13 +73,19 @@ class AdaptiveBasis(LinearNetwork):
         if given:
             self.body = KerasBody(hidden_units, start.input_dim)
         else:
-            self.body = MLP([start.input_dim, *widths], activation, rng, activate_outputs=True)
+            self.body = MLP(
+                [start.input_dim, *widths],
+                activation,
+                rng,
+                start.lengthscales,
+                activate_outputs=True,
+            )
         self.residual_mean: KerasBody | MLP | None = None
         if callable(residual_mean):
             self.residual_mean = KerasBody(residual_mean, start.input_dim)
         elif residual_mean:
             sizes = [start.input_dim, *(widths or (100, 50)), start.num_latent_gps]
-            self.residual_mean = MLP(sizes, activation, rng, start="zero")
+            self.residual_mean = MLP(sizes, activation, rng, start.lengthscales, "zero")
         if self.residual_mean and self.residual_mean.num_outputs != start.num_latent_gps:
             raise ValueError(
                 f"residual_mean must give {start.num_latent_gps} columns, one for each latent GP, "

@@ -38,6 +38,11 @@ class InferenceNetwork(Module, abc.ABC):
         """L, or None where the network leaves it to the model."""
         return None
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether the network has left its start, so that :meth:`initialise` is not called."""
+        return False
+
     def __add__(self, other: InferenceNetwork) -> InferenceNetwork:
         """The sum of independent functions; linear in its weights where both are."""
         from .combinations import add
@@ -103,6 +108,10 @@ class LinearNetwork(InferenceNetwork):
     @property
     def num_latent_gps(self) -> int:
         return int(self.weights.q_mu.shape[-1])
+
+    @property
+    def is_trained(self) -> bool:
+        return bool(np.any(self.weights.q_mu.numpy()))
 
     @check_shapes("return: []")
     def prior_kl(self) -> tf.Tensor:

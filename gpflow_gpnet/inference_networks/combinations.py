@@ -69,6 +69,10 @@ class Sum(InferenceNetwork):
     def num_latent_gps(self) -> int | None:
         return self._num_latent_gps
 
+    @property
+    def is_trained(self) -> bool:
+        return any(getattr(network, "is_trained", False) for network in self.networks)
+
     def initialise(self, X: np.ndarray) -> None:
         """Let all parts see the inputs."""
         _initialise(self.networks, X)

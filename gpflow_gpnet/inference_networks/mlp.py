@@ -10,10 +10,9 @@ import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes
 from gpflow import Module, Parameter
-from gpflow.base import TensorType
+from gpflow.base import AnyNDArray, TensorType
 from gpflow.config import default_float
 from gpflow.keras import tf_keras
-from gpflow.utilities import set_trainable
 
 from ..checks import check_module
 
@@ -26,6 +25,8 @@ __all__ = [
     "keras_input_dim",
     "with_ones",
 ]
+
+_MAX_GAIN = 10.0
 
 Activation = Callable[[tf.Tensor], tf.Tensor]
 
@@ -80,8 +81,10 @@ class Standardisation(Module):
 class MLP(Module):
     r"""x ↦ z_K, the last of z_k = a_k W_k + b_k, a_0 = x standardised and a_{k+1} = σ(z_k).
 
-    At the start W_k ~ N(0, 1 / fan-in) and b_k ~ N(0, 1), so that inputs of size 1 give units with
-    their turning points all over the inputs. The last layer has b = 0, and gives 0 at the start in
+    At the start W_k ~ N(0, 1 / fan-in) and b_k ~ N(0, 1), so that units have their turning points
+    all over the inputs; where lengthscales are known, the first layer is steeper by the number of
+    them (at most 10) in an input's standard deviation, so that functions vary as the prior's. The
+    last layer has b = 0, and gives 0 at the start in
     one of two ways: weights 0, or units in pairs with opposite weights, for which gradients by all
     layers' weights are as those of a random network (Zhang et al. 2020, antisymmetric
     initialisation).
@@ -92,12 +95,14 @@ class MLP(Module):
         sizes: Sequence[int],
         activation: str | Activation,
         rng: np.random.Generator,
+        lengthscales: AnyNDArray,
         start: str = "random",
         activate_outputs: bool = False,
     ) -> None:
         """
         :param sizes: D, the widths of the hidden layers, and the number of outputs.
         :param activation: elementwise, by Keras's name.
+        :param lengthscales: of the inputs [D], 0 where unknown.
         :param start: of the output: "random", "zero" (last weights 0) or "paired".
         :param activate_outputs: give σ(z_K) instead.
         """
@@ -116,6 +121,17 @@ class MLP(Module):
             _pair_units(weights, offsets)
         self.W = [Parameter(W) for W in weights]
         self.b = [Parameter(b) for b in offsets]
+        self._lengthscales = np.asarray(lengthscales)
+        self._gain = np.ones(sizes[0])
+        self._steepen()
+
+    def _steepen(self) -> None:
+        scale, known = self.inputs.scale.numpy(), self._lengthscales > 0.0
+        gain = np.ones(len(scale))
+        gain[known] = np.minimum(scale[known] / self._lengthscales[known], _MAX_GAIN)
+        self.W[0].assign(self.W[0] * (gain / self._gain)[:, None])
+        self.b[0].assign(self.b[0] * np.sqrt(np.mean(gain**2) / np.mean(self._gain**2)))
+        self._gain = gain
 
     @property
     def center(self) -> Parameter:
@@ -123,8 +139,9 @@ class MLP(Module):
         return self.inputs.center
 
     def initialise(self, X: np.ndarray) -> None:
-        """Standardise by X [N, D]."""
+        """Standardise by X [N, D], and steepen the first layer accordingly."""
         self.inputs.initialise(X)
+        self._steepen()
 
     @check_shapes("X: [batch..., D]", "return: [batch..., O]")
     def __call__(self, X: TensorType) -> tf.Tensor:
@@ -134,16 +151,13 @@ class MLP(Module):
         outputs = tf.tensordot(hidden, self.W[-1], 1) + self.b[-1]
         return self.activation(outputs) if self.activate_outputs else outputs
 
-    @check_shapes(
-        "X: [batch..., N, D]",
-        "return[0]: [batch..., N, O]",
-    )
+    @check_shapes("X: [batch..., N, D]", "return[0]: [batch..., N, O]")
     def gradient_factors(self, X: TensorType) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
         r"""Outputs, and each layer's gradients in factors: ∂g_o(x_n) / ∂[W_k; b_k] = a_n δ_{on}ᵀ.
 
-        The second are activations with a column of ones for the biases, [batch..., N, in + 1]; the
-        third back-propagated signals [batch..., O, N, out] (the last layer's, which is the
-        identity, [O, 1, O]). Memory O(O N Σ width).
+        The second are all layers' activations with a column of ones for the biases,
+        [batch..., N, in + 1]; the third the back-propagated signals [batch..., O, N, out] of all
+        layers but the last, whose signal is the o-th unit vector. Memory O(O N Σ width).
         """
         hidden = self.inputs(X)
         activations, slopes = [with_ones(hidden)], []
@@ -151,13 +165,15 @@ class MLP(Module):
             hidden, slope = _value_and_slope(self.activation, tf.tensordot(hidden, W, 1) + b)
             activations.append(with_ones(hidden))
             slopes.append(slope)
-        outputs = tf.tensordot(hidden, self.W[-1], 1) + self.b[-1]
-        signal = tf.eye(self.W[-1].shape[-1], dtype=outputs.dtype)[:, None, :]
-        signals = [signal]
-        for W, slope in zip(self.W[:0:-1], slopes[::-1], strict=True):
-            signal = tf.matmul(signal, W, transpose_b=True) * slope[..., None, :, :]
-            signals.append(signal)
-        return outputs, activations, signals[::-1]
+        last = self.W[-1]
+        outputs = tf.tensordot(hidden, last, 1) + self.b[-1]
+        signal = tf.transpose(last)[:, None, :]  # [O, 1, in]
+        signals: list[tf.Tensor] = []
+        for index in reversed(range(len(slopes))):
+            signal = signal * slopes[index][..., None, :, :]
+            signals.insert(0, signal)
+            signal = tf.matmul(signal, self.W[index], transpose_b=True)
+        return outputs, activations, signals
 
 
 def with_ones(X: tf.Tensor) -> tf.Tensor:
@@ -220,12 +236,12 @@ class KerasBody(Module):
                 f"{type(model).__name__} must give rows [N, F], got shape {outputs.shape} for one "
                 "row."
             )
-        set_trainable(list(model.non_trainable_variables), False)
+        for variable in model.non_trainable_variables:
+            variable._trainable = False  # as gpflow.set_trainable does
         self.num_outputs = int(outputs.shape[-1])
 
     def _rows(self, X: tf.Tensor) -> tf.Tensor:
-        dtype = getattr(self.model, "compute_dtype", None) or default_float()
-        return tf.cast(self.model(tf.cast(X, dtype), training=False), default_float())
+        return tf.cast(self.model(X, training=False), default_float())  # Keras casts what comes in
 
     @check_shapes("X: [batch..., N, D]", "return: [batch..., N, F]")
     def __call__(self, X: TensorType) -> tf.Tensor:

@@ -6,22 +6,31 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from gpflow.base import AnyNDArray
 from gpflow.config import default_float
 from gpflow.kernels import Kernel
 
 from ..latent_prior import latent_variance
-from ..spectral import infer_input_dim
+from ..spectral import infer_input_dim, smoothing_lengthscales
 
 __all__ = ["Start", "starting_prior", "typical_inputs"]
 
 
 @dataclass(frozen=True)
 class Start:
-    """Number of inputs D, of latent GPs L, and the variance that q starts with."""
+    """Sizes and scales that q starts with."""
 
     input_dim: int
+    """D."""
+
     num_latent_gps: int
+    """L."""
+
     variance: float
+    """Of function values."""
+
+    lengthscales: AnyNDArray
+    """Of each input [D], 0 where unknown."""
 
 
 def typical_inputs(input_dim: int) -> np.ndarray:
@@ -32,7 +41,7 @@ def typical_inputs(input_dim: int) -> np.ndarray:
 def starting_prior(
     kernel: Kernel | None, input_dim: int | None, num_latent_gps: int | None
 ) -> Start:
-    """Sizes and variance as given, else as the kernel says, else 1 latent GP of variance 1.
+    """Sizes as given, else as the kernel says, else 1 latent GP; scales of the kernel, else 1.
 
     The variance is the kernel's mean over latent GPs and inputs of mean 0 and variance 1.
 
@@ -40,9 +49,10 @@ def starting_prior(
     """
     if kernel is None and input_dim is None:
         raise ValueError("input_dim is needed, or a kernel that tells the number of inputs.")
-    variance = 1.0
+    variance, lengthscales = 1.0, None
     if kernel is not None:
         input_dim = infer_input_dim(kernel, input_dim)
+        lengthscales = smoothing_lengthscales(kernel, input_dim).numpy()
         inputs = tf.convert_to_tensor(typical_inputs(input_dim))
         variance = float(tf.reduce_mean(latent_variance(kernel, inputs)))
     assert input_dim is not None
@@ -54,4 +64,6 @@ def starting_prior(
         num_latent_gps = int(getattr(kernel, "num_latent_gps", 1))
     if num_latent_gps < 1:
         raise ValueError(f"num_latent_gps must be at least 1, got {num_latent_gps}.")
-    return Start(int(input_dim), int(num_latent_gps), variance)
+    if lengthscales is None:
+        lengthscales = np.zeros(input_dim)
+    return Start(int(input_dim), int(num_latent_gps), variance, lengthscales)

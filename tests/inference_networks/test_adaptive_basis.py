@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 from gpflow.keras import tf_keras
 from gpflow.likelihoods import Bernoulli, Gaussian
+from neural import keras_model, snelson_gap
 
 import gpflow_gpnet as gpn
-from gpflow_gpnet import datasets
 
 NOISE = 0.04
 KERNEL = gpflow.kernels.Matern52(1.7, 0.7)
@@ -19,20 +19,9 @@ def make_data(rng, num=30):
     return X, np.sin(3 * X) + 0.2 * rng.normal(size=X.shape)
 
 
-def keras_model(dtype="float64"):
-    tf_keras.utils.set_random_seed(1)
-    return tf_keras.Sequential(
-        [
-            tf_keras.layers.Input((1,), dtype=dtype),
-            tf_keras.layers.Dense(8, activation="tanh", dtype=dtype),
-            tf_keras.layers.Dense(6, activation="tanh", dtype=dtype),
-        ]
-    )
-
-
 NETWORKS = {
     "mlp": lambda **kw: gpn.AdaptiveBasis((8, 6), kernel=KERNEL, input_dim=1, **kw),
-    "keras": lambda **kw: gpn.AdaptiveBasis(keras_model(), kernel=KERNEL, **kw),
+    "keras": lambda **kw: gpn.AdaptiveBasis(keras_model(8, 6), kernel=KERNEL, **kw),
 }
 
 
@@ -163,7 +152,7 @@ def test_a_trained_keras_model_can_be_the_fixed_mean(rng):
 
 def test_float32_keras_models_work_in_a_float64_model(rng):
     X, Y = make_data(rng)
-    network = gpn.AdaptiveBasis(keras_model("float32"))
+    network = gpn.AdaptiveBasis(keras_model(8, 6, dtype="float32"))
     assert network(X)[0].dtype == np.float64
     model = gpn.GPNet(KERNEL, Gaussian(NOISE), network, num_data=30)
     assert np.isfinite(gpn.FunctionalMirrorDescent().minimize(model, (X, Y)))
@@ -183,7 +172,7 @@ def test_where_sizes_come_from():
     two = gpflow.kernels.SharedIndependent(ard, output_dim=3)
     assert gpn.AdaptiveBasis((5,), kernel=two).q_mu.shape == (6, 3)
     assert gpn.AdaptiveBasis((5,), input_dim=4, num_latent_gps=2).q_mu.shape == (6, 2)
-    assert gpn.AdaptiveBasis(keras_model()).q_mu.shape == (7, 1)
+    assert gpn.AdaptiveBasis(keras_model(8, 6)).q_mu.shape == (7, 1)
     assert gpn.AdaptiveBasis((5,), input_dim=1, covariance=2).weights.low_rank.shape == (1, 6, 2)
     with pytest.raises(ValueError, match="input_dim is needed"):
         gpn.AdaptiveBasis((5,))
@@ -200,22 +189,3 @@ def test_where_sizes_come_from():
 def test_snelson():
     """150 training points: test log density within .05 nats of the exact GP's."""
     assert snelson_gap(lambda kernel: gpn.AdaptiveBasis(kernel=kernel, input_dim=1)) < 0.05
-
-
-def snelson_gap(build, **fit_options):
-    """Test negative log density of a network over that of the exact GP, nats per datum."""
-    dataset = datasets.load("snelson")
-    order = np.random.default_rng(0).permutation(200)
-    train, test = ((dataset.X[rows], dataset.Y[rows]) for rows in (order[:150], order[150:]))
-    kernel, likelihood = gpflow.kernels.SquaredExponential(), Gaussian()
-    gpn.fit_hyperparameters(kernel, likelihood, train)
-    gpflow.set_trainable(kernel, False)
-    gpflow.set_trainable(likelihood, False)
-    exact = gpflow.models.GPR(train, kernel, likelihood=likelihood)
-    measurement = gpn.measurement.Uniform(train[0].min() - 0.3, train[0].max() + 0.3)
-    model = gpn.GPNet(kernel, likelihood, build(kernel), num_data=150, measurement=measurement)
-    optimizer = gpn.FunctionalMirrorDescent(learning_rate=gpn.LinearDecay(0.01, 600))
-    options = dict(optimizer=optimizer, num_steps=600, batch_size=50, seed=0, progress=False)
-    gpn.fit(model, train, **{**options, **fit_options})
-    scores = [-np.mean(m.predict_log_density(test)) for m in (model, exact)]
-    return scores[0] - scores[1]

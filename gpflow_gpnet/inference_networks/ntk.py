@@ -1,0 +1,278 @@
+"""A neural network's outputs as the mean and its tangent kernel as the covariance."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from check_shapes import inherit_check_shapes
+from gpflow import Module, Parameter
+from gpflow.base import AnyNDArray, MeanAndVariance, TensorType
+from gpflow.config import default_float
+from gpflow.kernels import Kernel
+from gpflow.utilities import positive
+
+from .base import InferenceNetwork
+from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim
+from .start import starting_prior, typical_inputs
+
+__all__ = ["NTK"]
+
+
+class NTK(InferenceNetwork):
+    r"""Mean g_l(x; Ω), covariance :math:`∇g_l(x; Ω)^\top V ∇g_l(x'; Ω)` (Shi et al. 2019, 4.2).
+
+    g is an MLP, or a Keras model, and V a diagonal matrix of trainable variances: what
+    linearisation at Ω makes of weights N(Ω, V) (Khan et al. 2019). The L outputs are L latent GPs,
+    independent of each other.
+
+    At the start an MLP's outputs are 0, and V is such that the variance averaged over the inputs is
+    the kernel's; its covariance is then the tangent kernel of a random network, which may be far
+    from the prior's. Takes gradient steps.
+
+    Of dense layers no Jacobian is formed for marginals, O(N L |Ω|) time, O(N L Σ width) memory.
+    For a full covariance of N inputs and layers a → δ, ∂g/∂W = a δᵀ:
+
+    * ``"diag"``, one variance a weight: one layer's Jacobian at a time, O(N² L |Ω|) time,
+      O(N L max |Ω_k|) memory;
+    * ``"kronecker"``, v_in v_outᵀ in each layer: the elementwise product of two Gram matrices,
+      (A diag(v_in) Aᵀ) ∘ (Δ diag(v_out) Δᵀ), O(N² L Σ width) time, no Jacobian. Exact, since a
+      layer's gradient is an outer product; a variance for each layer is the special case of equal
+      entries.
+    """
+
+    def __init__(
+        self,
+        hidden_units: Sequence[int] | Any = (100,),
+        activation: str | Callable[[tf.Tensor], tf.Tensor] = "tanh",
+        *,
+        kernel: Kernel | None = None,
+        input_dim: int | None = None,
+        covariance: str = "diag",
+        num_latent_gps: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """
+        :param hidden_units: widths of the hidden layers, none for a linear model; or a tf_keras
+            model that maps rows [N, D] to [N, L]. Its Jacobian [N, L, |Ω|] is formed, by one
+            vectorised pass over rows; V has a variance for each of its trainable weights. Freeze
+            the weights after this (``gpflow.set_trainable(network.tangents.body, False)``) to give
+            a trained model uncertainty and leave its predictions as they are.
+        :param activation: elementwise, by Keras's name; not for a Keras model.
+        :param kernel: the prior's: tells D where it can, L, and the variance (1 without) and
+            lengthscales to start with. Only its values now are used.
+        :param input_dim: D; needed where neither the kernel nor a Keras model tells.
+        :param covariance: V of each layer, "diag" or "kronecker" (not for Keras models).
+        :param num_latent_gps: L; by default what the kernel or a Keras model says, else 1.
+        :param seed: of the MLP.
+        :raises TypeError: for a Keras 3 model.
+        :raises ValueError: for arguments out of range, or where nothing tells D.
+        """
+        super().__init__()
+        given = callable(hidden_units)
+        if covariance not in ("diag", "kronecker") or (given and covariance == "kronecker"):
+            raise ValueError(
+                f'covariance must be "diag" or, for an MLP, "kronecker", got {covariance!r}.'
+            )
+        if given and input_dim is None:
+            input_dim = keras_input_dim(hidden_units)
+        start = starting_prior(kernel, input_dim, num_latent_gps)
+        self.tangents: _Tangents
+        if given:
+            body = KerasBody(hidden_units, start.input_dim)
+            told = kernel is not None or num_latent_gps is not None
+            latents = start.num_latent_gps if told else body.num_outputs
+            if body.num_outputs != latents:
+                raise ValueError(
+                    f"The model must give {latents} columns, one for each latent GP, got "
+                    f"{body.num_outputs}."
+                )
+            self.tangents = _KerasTangents(body)
+        else:
+            latents = start.num_latent_gps
+            sizes = [start.input_dim, *check_hidden_units(hidden_units), latents]
+            rng = np.random.default_rng(seed)
+            mlp = MLP(sizes, activation, rng, start.lengthscales, "paired")
+            self.tangents = _LayerTangents(mlp, covariance)
+        self._num_latent_gps = latents
+        self._prior_variance = start.variance
+        self._initialised = False
+        self._scale_to_prior(typical_inputs(start.input_dim))
+
+    @property
+    def num_latent_gps(self) -> int:
+        return self._num_latent_gps
+
+    @property
+    def center(self) -> Any:
+        """What is subtracted from inputs: [D], or 0 for a Keras model."""
+        return getattr(self.tangents.body, "center", 0.0)
+
+    @property
+    def is_trained(self) -> bool:
+        # Any gradient step moves an MLP's last biases from 0.
+        last = self.tangents.body.b[-1] if isinstance(self.tangents.body, MLP) else 0.0
+        return self._initialised or bool(np.any(last))
+
+    def initialise(self, X: np.ndarray) -> None:
+        """Standardise the inputs (but a Keras model's) and scale V by X [N, D]."""
+        self.tangents.body.initialise(X)
+        self._scale_to_prior(X)
+        self._initialised = True
+
+    def _scale_to_prior(self, X: np.ndarray) -> None:
+        _, variance = self(tf.convert_to_tensor(X, default_float()))
+        self.tangents.multiply(self._prior_variance / tf.reduce_mean(variance))
+
+    @inherit_check_shapes
+    def __call__(self, X: TensorType, full_cov: bool = False) -> MeanAndVariance:
+        X = tf.convert_to_tensor(X, default_float())
+        mean, cov = self.tangents(X, full_cov)
+        return mean, cov if full_cov else tf.linalg.matrix_transpose(cov)
+
+
+def _variances(values: AnyNDArray) -> Parameter:
+    """Logarithmic, so that small variances learn at the pace of others."""
+    return Parameter(values, transform=positive(base="exp"))
+
+
+def _gram(root: tf.Tensor) -> tf.Tensor:
+    return tf.matmul(root, root, transpose_b=True)
+
+
+class _Tangents(Module, abc.ABC):
+    """Outputs [..., N, L] of a body, and ∇gᵀ V ∇g [..., L, N] or [..., L, N, N]."""
+
+    body: MLP | KerasBody
+
+    @abc.abstractmethod
+    def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
+        """Mean and (co)variance at X."""
+
+    @abc.abstractmethod
+    def multiply(self, factor: tf.Tensor) -> None:
+        """Multiply V."""
+
+
+class _LayerTangents(_Tangents):
+    """Layer by layer, from activations a and back-propagated signals δ."""
+
+    def __init__(self, mlp: MLP, covariance: str) -> None:
+        super().__init__()
+        self.body = mlp
+        layer = {"diag": _DiagonalLayer, "kronecker": _KroneckerLayer}[covariance]
+        self.layers = [layer(*W.shape) for W in mlp.W]
+
+    def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
+        mean, activations, signals = self.body.gradient_factors(X)
+        parts = [
+            layer.covariance(a, d) if full_cov else layer.variance(a, d)
+            for layer, a, d in zip(self.layers, activations, [*signals, None], strict=True)
+        ]
+        return mean, tf.add_n(parts)
+
+    def multiply(self, factor: tf.Tensor) -> None:
+        for layer in self.layers:
+            layer.multiply(factor)
+
+
+class _DiagonalLayer(Module):
+    """A variance for each weight [in + 1, out], biases last."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        self.V = _variances(np.tile(_rows(fan_in)[:, None], [1, fan_out]))
+
+    def multiply(self, factor: tf.Tensor) -> None:
+        self.V.assign(factor * self.V)
+
+    def variance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
+        by_unit = tf.tensordot(tf.square(activations), self.V, 1)  # [..., N, out]
+        if signals is None:
+            return tf.linalg.matrix_transpose(by_unit)
+        return tf.reduce_sum(by_unit[..., None, :, :] * tf.square(signals), axis=-1)
+
+    def covariance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
+        root = tf.sqrt(self.V)
+        if signals is None:
+            return _gram(activations[..., None, :, :] * tf.transpose(root)[:, None, :])
+        jacobian = (activations[..., None, :, :, None] * root) * signals[..., :, None, :]
+        shape = tf.concat([tf.shape(signals)[:-1], [tf.size(root)]], axis=0)
+        return _gram(tf.reshape(jacobian, shape))
+
+
+class _KroneckerLayer(Module):
+    """Variances v_in [in + 1] times v_out [out], biases last."""
+
+    def __init__(self, fan_in: int, fan_out: int) -> None:
+        super().__init__()
+        self.v_in = _variances(_rows(fan_in))
+        self.v_out = _variances(np.ones(fan_out, default_float()))
+
+    def multiply(self, factor: tf.Tensor) -> None:
+        self.v_in.assign(factor * self.v_in)
+
+    def variance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
+        sizes = tf.linalg.matvec(tf.square(activations), self.v_in)[..., None, :]
+        return sizes * self._signal_squares(signals)
+
+    def _signal_squares(self, signals: tf.Tensor | None) -> tf.Tensor:
+        if signals is None:
+            return self.v_out[:, None]
+        return tf.linalg.matvec(tf.square(signals), self.v_out)
+
+    def covariance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
+        inner = _gram(activations * tf.sqrt(self.v_in))[..., None, :, :]
+        if signals is None:
+            return inner * self.v_out[:, None, None]
+        return inner * _gram(signals * tf.sqrt(self.v_out))
+
+
+def _rows(fan_in: int) -> AnyNDArray:
+    """Variances of a random network's weights, 1 / fan-in, and biases, 1."""
+    return np.append(np.full(fan_in, 1.0 / fan_in), 1.0).astype(default_float())
+
+
+class _KerasTangents(_Tangents):
+    """Per-example gradients of any Keras model, in one vectorised pass."""
+
+    def __init__(self, body: KerasBody) -> None:
+        super().__init__()
+        self.body = body
+        self._weights = [v for v in body.model.trainable_variables if v.trainable]
+        if not self._weights:
+            raise ValueError(f"{type(body.model).__name__} has no trainable weights.")
+        self.V = [_variances(np.ones(w.shape, default_float())) for w in self._weights]
+
+    def multiply(self, factor: tf.Tensor) -> None:
+        for V in self.V:
+            V.assign(factor * V)
+
+    def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
+        latents = self.body.num_outputs
+        rows = tf.reshape(X, [-1, self.body.input_dim])
+        # Each row once for each output, so that every gradient is that of a scalar.
+        repeated = tf.repeat(rows, latents, axis=0)
+        output = tf.tile(tf.range(latents), [tf.shape(rows)[0]])
+        gradients = tf.vectorized_map(lambda pair: self._gradient(*pair), (repeated, output))
+        shape = tf.concat([tf.shape(X)[:-1], [latents, tf.shape(gradients)[-1]]], axis=0)
+        jacobian = tf.reshape(gradients, shape)  # [..., N, L, |Ω|]
+        roots = [tf.reshape(tf.sqrt(V), [-1]) for V in self.V]
+        scaled = jacobian * tf.concat(roots, axis=0)
+        rank = X.shape.rank + 1
+        order = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
+        scaled = tf.transpose(scaled, order)
+        cov = _gram(scaled) if full_cov else tf.reduce_sum(tf.square(scaled), axis=-1)
+        return self.body(X), cov
+
+    def _gradient(self, x: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self._weights)
+            value = tf.gather(self.body(x[None])[0], output)
+        gradients = tape.gradient(
+            value, self._weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return tf.concat([tf.cast(tf.reshape(g, [-1]), value.dtype) for g in gradients], axis=0)
