@@ -8,6 +8,7 @@ from .gpnet import GPNet
 from .history import History
 from .hyperparameters import fit_hyperparameters
 from .inference_networks import (
+    BNN,
     NTK,
     RFE,
     AdaptiveBasis,
@@ -21,6 +22,7 @@ from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
 __all__ = [
     "AdaptiveBasis",
+    "BNN",
     "Constant",
     "FBNN",
     "FunctionalMirrorDescent",

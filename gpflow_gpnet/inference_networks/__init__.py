@@ -2,6 +2,7 @@
 
 from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
+from .bnn import BNN
 from .inducing import InducingFeatures
 from .ntk import NTK
 from .random_features import RFE
@@ -15,6 +16,7 @@ from .weights import (
 
 __all__ = [
     "AdaptiveBasis",
+    "BNN",
     "DiagonalGaussian",
     "FullGaussian",
     "InducingFeatures",
