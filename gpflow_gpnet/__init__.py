@@ -9,6 +9,7 @@ from .gpnet import GPNet
 from .history import History
 from .hyperparameters import fit_hyperparameters
 from .inference_networks import (
+    BNN,
     NTK,
     RFE,
     AdaptiveBasis,
@@ -27,6 +28,7 @@ from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
 __all__ = [
     "AdaptiveBasis",
+    "BNN",
     "Constant",
     "Deterministic",
     "FBNN",

@@ -22,6 +22,7 @@ from gpflow.utilities import Dispatcher
 from .likelihoods import (
     KnownNoise,
     MissingTargets,
+    Ordinal,
     RowDataLikelihood,
     Weighted,
     base_likelihood,
@@ -380,8 +381,18 @@ def _classes(likelihood: Any, Y: np.ndarray) -> None:
     _check_labels(likelihood, Y, classes)
 
 
+def _float_infinity() -> tf.Tensor:
+    return tf.constant(np.inf, default_float())
+
+
 @_targets.register(likelihoods.Ordinal, object)
 def _ordinal(likelihood: likelihoods.Ordinal, Y: np.ndarray) -> None:
+    if not isinstance(likelihood, Ordinal) and np.isnan(tf.math.erf(_float_infinity())):
+        raise ValueError(
+            "gpflow.likelihoods.Ordinal is NaN for its first and last label with this TensorFlow, "
+            "whose erf(inf) is NaN: use gpflow_gpnet.likelihoods.Ordinal, which is the same with "
+            "finite edges."
+        )
     _check_labels(likelihood, Y, likelihood.num_bins)
 
 

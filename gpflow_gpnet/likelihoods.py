@@ -14,18 +14,25 @@ from check_shapes import inherit_check_shapes
 from gpflow import Parameter
 from gpflow.base import MeanAndVariance, TensorType
 from gpflow.likelihoods import Beta, Gaussian, Likelihood, ScalarLikelihood, Softmax
+from gpflow.likelihoods import Ordinal as GPflowOrdinal
 from gpflow.likelihoods import SwitchedLikelihood as Switched
+from gpflow.likelihoods.utils import inv_probit
 from gpflow.logdensities import gaussian as gaussian_log_density
 from gpflow.utilities import positive
 
 __all__ = [
     "KnownNoise",
     "MissingTargets",
+    "Ordinal",
     "RowDataLikelihood",
     "Weighted",
     "base_likelihood",
     "observed",
+    "row_weights",
 ]
+
+_BEYOND_ANY_EDGE = 1e6
+"""In units of sigma."""
 
 
 class _Wrapper(Likelihood, abc.ABC):
@@ -275,6 +282,34 @@ class KnownNoise(RowDataLikelihood):
     ) -> tf.Tensor:
         targets, known = self.split(Y)
         return tf.reduce_sum(gaussian_log_density(targets, Fmu, Fvar + self._noise(known)), axis=-1)
+
+
+class Ordinal(GPflowOrdinal):
+    """GPflow's ordinal likelihood with finite outermost edges in place of infinite ones.
+
+    TensorFlow's erf of infinity is NaN in some versions (2.21 in float64, on CPUs), and so then is
+    the log probability of the first and the last label there.
+    """
+
+    def _edges(self, F: TensorType) -> tuple[tf.Tensor, tf.Tensor]:
+        """Upper and lower edge of each label, divided by sigma."""
+        edges = tf.cast(self.bin_edges, F.dtype) / self.sigma
+        far = tf.constant([_BEYOND_ANY_EDGE], F.dtype)
+        return tf.concat([edges, far], 0), tf.concat([-far, edges], 0)
+
+    @inherit_check_shapes
+    def _scalar_log_prob(self, X: TensorType, F: TensorType, Y: TensorType) -> tf.Tensor:
+        F = tf.convert_to_tensor(F)
+        upper, lower = (tf.gather(edges, tf.cast(Y, tf.int32)) for edges in self._edges(F))
+        mean = F / self.sigma
+        return tf.math.log(inv_probit(upper - mean) - inv_probit(lower - mean) + 1e-6)
+
+    @inherit_check_shapes
+    def _make_phi(self, F: TensorType) -> tf.Tensor:
+        F = tf.convert_to_tensor(F)
+        mean = tf.reshape(F, [-1, 1]) / self.sigma
+        upper, lower = self._edges(F)
+        return inv_probit(upper - mean) - inv_probit(lower - mean)
 
 
 def _as_labels(likelihood: Likelihood, Y: tf.Tensor) -> tf.Tensor:

@@ -536,13 +536,11 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     ) -> Callable[[TensorType], tf.Tensor]:
         """Whole functions from q, drawn once: a callable X [N, D] to f [S, N, P].
 
-        :raises NotImplementedError: for networks that are not linear in their weights.
+        :raises NotImplementedError: for networks that have no function samples.
         """
         network = self.inference_network
-        if not isinstance(network, LinearNetwork):
-            raise NotImplementedError(
-                f"{type(network).__name__} is not linear in its weights: no function samples."
-            )
+        if not hasattr(network, "sample_functions"):
+            raise NotImplementedError(f"{type(network).__name__} gives no function samples.")
         number = np.random.default_rng(seed).integers(0, 2**31 - 1, size=2)
         latent = network.sample_functions(num_samples, tf.constant(number, tf.int32))
 

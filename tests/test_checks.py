@@ -124,7 +124,7 @@ def test_matrices_are_told_from_vectors():
         (likelihoods.Bernoulli(), [0, 1], [-1, 0.5, 2], "0 or 1"),
         (likelihoods.MultiClass(3), [0, 1, 2], [-1, 3, 0.5], "class indices 0 to 2"),
         (likelihoods.Softmax(3), [0, 1, 2], [-1, 3, 0.5], "class indices 0 to 2"),
-        (likelihoods.Ordinal(np.array([0.0, 1.0])), [0, 1, 2], [-1, 3, 0.5], "0 to 2"),
+        (gpn.likelihoods.Ordinal(np.array([0.0, 1.0])), [0, 1, 2], [-1, 3, 0.5], "0 to 2"),
         (likelihoods.Gaussian(), [-1e9, 0, 1e9], [], ""),
         (likelihoods.StudentT(), [-1e9, 0, 1e9], [], ""),
     ],

@@ -173,3 +173,70 @@ def test_mirror_descent_is_gpnet_s(rng):
     model = gpn.FBNN(kernel, Gaussian(), gpn.RFE(kernel, 1, 5), num_data=8)
     with pytest.raises(TypeError, match="FBNN"):
         gpn.FunctionalMirrorDescent().minimize(model, data)
+
+
+# ------------------------------------------------------------------ Bayesian neural networks
+
+
+def test_stein_gradient_of_a_gaussian_divergence_is_the_closed_form(rng):
+    """A linear BNN, whose q is Gaussian, 400 samples, q apart from p and wider.
+
+    The gradient by means and deviations has the closed form's direction (cosine above .95) and
+    size (within a third); the value is the same.
+    """
+    kernel = Linear(PRIOR_VARIANCE) + gpflow.kernels.Constant(PRIOR_OFFSET)
+    network = gpn.BNN((), 400, kernel=kernel, input_dim=1)
+    network.means.W[0].assign([[1.5]])
+    network.means.b[0].assign([-1.0])
+    network.layers[0].sd.assign([[1.6], [1.2]])
+    points = tf.constant(np.linspace(-2.0, 2.0, 7)[:, None])
+    variables, gradients, values = network.trainable_variables, [], []
+    for divergence in ("stein", "moments"):
+        model = gpn.FBNN(kernel, Gaussian(NOISE), network, divergence=divergence)
+        with tf.GradientTape() as tape:
+            value = model.functional_kl(points, *network(points, full_cov=True))
+        gradients.append(
+            np.concatenate([g.numpy().ravel() for g in tape.gradient(value, variables)])
+        )
+        values.append(float(value))
+    got, expected = gradients
+    sizes = np.linalg.norm(got), np.linalg.norm(expected)
+    assert got @ expected / (sizes[0] * sizes[1]) > 0.95
+    assert 0.67 < sizes[0] / sizes[1] < 1.5
+    assert values[0] == pytest.approx(values[1])
+
+
+def test_stein_gradient_by_the_prior_s_parameters_is_the_closed_form(rng):
+    """E_q[log p] by samples: within a tenth (the kernel is wide, so that J is well conditioned)."""
+    network = gpn.BNN((5,), 300, input_dim=1)
+    points = tf.constant(np.linspace(-2.0, 2.0, 4)[:, None])
+    kernel, gradients = SquaredExponential(1.3, 0.7), []
+    for divergence in ("stein", "moments"):
+        model = gpn.FBNN(kernel, Gaussian(NOISE), network, divergence=divergence)
+        with tf.GradientTape() as tape:
+            value = model.functional_kl(points, *network(points, full_cov=True))
+        gradients.append(tape.gradient(value, kernel.trainable_variables))
+    for got, expected in zip(*gradients, strict=True):
+        assert float(got) == pytest.approx(float(expected), rel=0.1)
+
+
+@pytest.mark.parametrize("divergence", ["moments", "stein"])
+def test_bayesian_neural_networks_train(rng, divergence):
+    data = make_data(rng, 20)
+    kernel = SquaredExponential(1.3, 0.7)
+    network = gpn.BNN((20,), 50, kernel=kernel, input_dim=1)
+    model = gpn.FBNN(kernel, Gaussian(NOISE), network, num_data=20, divergence=divergence)
+    gpflow.set_trainable([kernel, model.likelihood], False)
+    before = float(tf.reduce_mean(tf.square(data[1] - model.predict_f(data[0])[0])))
+    adam = gpflow.keras.tf_keras.optimizers.Adam(0.02)
+    gpn.fit(model, data, optimizer=adam, num_steps=100, batch_size=20, seed=0, progress=False)
+    after = float(tf.reduce_mean(tf.square(data[1] - model.predict_f(data[0])[0])))
+    assert after < 0.5 * before
+
+
+def test_divergences_that_do_not_fit():
+    kernel = SquaredExponential()
+    with pytest.raises(ValueError, match="divergence must be"):
+        gpn.FBNN(kernel, Gaussian(), gpn.RFE(kernel, 1, 5), divergence="kl")
+    with pytest.raises(ValueError, match="sampled_values, such as BNN, got RFE"):
+        gpn.FBNN(kernel, Gaussian(), gpn.RFE(kernel, 1, 5), divergence="stein")

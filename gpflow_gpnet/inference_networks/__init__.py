@@ -2,6 +2,7 @@
 
 from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
+from .bnn import BNN
 from .combinations import Deterministic, LinearSum, Sum
 from .inducing import InducingFeatures
 from .ntk import NTK
@@ -16,6 +17,7 @@ from .weights import (
 
 __all__ = [
     "AdaptiveBasis",
+    "BNN",
     "Deterministic",
     "DiagonalGaussian",
     "FullGaussian",

@@ -52,6 +52,17 @@ class InferenceNetwork(Module, abc.ABC):
     def initialise(self, X: np.ndarray) -> None:
         """Called once by training, before the first step, with (a batch of) the inputs [N, D]."""
 
+    def sample_functions(
+        self, num_samples: int, seed: tf.Tensor
+    ) -> Callable[[TensorType], tf.Tensor]:
+        """Whole functions from q: a callable X [..., N, D] to [S, ..., N, L].
+
+        :raises NotImplementedError: where a network has none.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} gives no function samples; use predict_f_samples."
+        )
+
 
 class LinearNetwork(InferenceNetwork):
     """f(x) = φ(x)ᵀ w with w ~ N(q_mu, V), so that natural steps and function samples exist.

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from gpflow.keras import tf_keras
 from gpflow.likelihoods import Bernoulli, Gaussian
-from neural import keras_model, snelson_gap
+from neural import keras_model
 
 import gpflow_gpnet as gpn
 
@@ -183,9 +183,3 @@ def test_where_sizes_come_from():
             gpn.AdaptiveBasis(widths, input_dim=1)
     with pytest.raises(ValueError, match="rows"):
         gpn.AdaptiveBasis(tf_keras.Sequential([tf_keras.layers.Reshape((1, 1))]), input_dim=1)
-
-
-@pytest.mark.slow
-def test_snelson():
-    """150 training points: test log density within .05 nats of the exact GP's."""
-    assert snelson_gap(lambda kernel: gpn.AdaptiveBasis(kernel=kernel, input_dim=1)) < 0.05
