@@ -32,6 +32,8 @@ _HELD_OUT_ROWS = 256
 _PREDICTION_ROWS = 4096
 _LARGE_TARGETS = 30.0
 _WIDE_INPUTS = 1000.0
+_OVERFITTING = 0.05
+"""Nats per datum by which the validation NLPD must have risen to warn."""
 
 
 def fit(
@@ -185,6 +187,8 @@ def fit(
     for callback in callbacks:
         if isinstance(callback, Callback):
             callback.on_end()
+    if not any(getattr(callback, "restore_best", False) for callback in callbacks):
+        _warn_of_overfitting(history)
     if polish and natural and everything is not None:
         optimizer.polish(everything.in_order())
     return history
@@ -258,6 +262,24 @@ def _check_num_data(model: BayesianModel, rows: int, batch_size: int) -> None:
         raise ValueError(f"num_data is None, but the data have {rows} rows: pass num_data={rows}.")
     if num_data is not None and int(num_data) != rows:
         raise ValueError(f"num_data is {int(num_data)}, but the data have {rows} rows.")
+
+
+def _warn_of_overfitting(history: History) -> None:
+    if "validation_nlpd" not in history:
+        return
+    scored = np.isfinite(history["validation_nlpd"])
+    steps, loss, nlpd = (history[name][scored] for name in ("step", "loss", "validation_nlpd"))
+    best = int(np.argmin(nlpd))
+    if nlpd[-1] > nlpd[best] + _OVERFITTING and loss[-1] < loss[best]:
+        warnings.warn(
+            f"The model over-fits: its validation NLPD was {nlpd[best]:.4g} nats per datum at step "
+            f"{steps[best]:.0f} and is {nlpd[-1]:.4g} at step {steps[-1]:.0f}, while the training "
+            "loss has fallen. Stop at the best step (callbacks.EarlyStopping), learn the noise "
+            'from rows held out (FunctionalMirrorDescent(noise="held-out")), or take a less '
+            "flexible network.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:

@@ -557,3 +557,18 @@ def test_trained_models_are_garbage_once_dropped(rng):
     del model
     gc.collect()
     assert trained() is None
+
+
+def test_over_fitting_is_warned_of_unless_the_best_step_is_restored(rng):
+    """Training targets are noise-free multiples of what validation sees: fitting them is wrong."""
+    X, Y = make_data(rng, num=12)
+    settings = dict(validation_data=(X, 0.0 * Y), validate_every=2, batch_size=12, polish=False)
+
+    def train(**kwargs):
+        optimizer = gpn.FunctionalMirrorDescent(0.1, learning_rate=0.0)
+        return fit(make_gpnet(12), (X, 3 * Y), 30, optimizer=optimizer, **settings, **kwargs)
+
+    with pytest.warns(UserWarning, match="over-fits: its validation NLPD was .* at step 2 and"):
+        history = train()
+    assert history["loss"][-1] < history["loss"][0]
+    train(callbacks=[gpn.callbacks.EarlyStopping()])  # warnings are errors in these tests
