@@ -46,3 +46,11 @@ def test_natural_gpnet_is_the_exact_posterior():
         _, row = snelson.train(problem, method, 20, budget, seed=0, progress=False)
         assert row.mean_gap_rms < rms
         assert low < row.sd_ratio_min and row.sd_ratio_max < high
+
+
+def test_snelson_with_other_networks(tmp_path):
+    main(["snelson", "--out", str(tmp_path), "--networks", "NTK", "FBNN, BNN", "--steps", "2"])
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == ["GPNet, NTK", "FBNN, BNN"]
+    assert (tmp_path / "networks.png").stat().st_size > 10_000

@@ -158,12 +158,14 @@ def fbnn(scaled: bool) -> Callable[[Problem, int, Budget], tuple[Any, Any, int]]
     return build
 
 
-def _with_network(model_class: Any, problem: Problem, M: int, **kwargs: Any) -> Any:
-    """A model on the paper's network: 20 random frequencies of the prior's kernel."""
+def _with_network(
+    model_class: Any, problem: Problem, M: int, network: Any = None, **kwargs: Any
+) -> Any:
+    """A model on a network, by default the paper's: 20 random frequencies of the prior's kernel."""
     return model_class(
         problem.kernel,
         problem.likelihood,
-        gpn.RFE(problem.kernel, 1, NUM_FREQUENCIES),
+        gpn.RFE(problem.kernel, 1, NUM_FREQUENCIES) if network is None else network,
         num_data=NUM_POINTS,
         measurement=problem.measurement,
         num_measurement_points=M,
@@ -189,11 +191,52 @@ METHODS: dict[str, tuple[Callable[[Problem, int, Budget], Any], int, tuple[int, 
 }
 
 
+# network: how it is made from the prior's kernel
+NETWORKS: dict[str, Callable[[Problem], gpn.InferenceNetwork]] = {
+    "RFE": lambda problem: gpn.RFE(problem.kernel, 1, NUM_FREQUENCIES),
+    "RFE, warped": lambda problem: gpn.RFE(problem.kernel, 1, NUM_FREQUENCIES, warp=(20, 20)),
+    "InducingFeatures": lambda problem: gpn.InducingFeatures(
+        problem.kernel, np.quantile(problem.data[0], (np.arange(20) + 0.5) / 20)[:, None]
+    ),
+    "AdaptiveBasis": lambda problem: gpn.AdaptiveBasis(
+        (50, 50), kernel=problem.kernel, input_dim=1
+    ),
+    "NTK": lambda problem: gpn.NTK((100,), kernel=problem.kernel, input_dim=1),
+    "NTK, Kronecker": lambda problem: gpn.NTK(
+        (100,), kernel=problem.kernel, input_dim=1, covariance="kronecker"
+    ),
+    "BNN": lambda problem: gpn.BNN((50,), kernel=problem.kernel, input_dim=1),
+}
+
+
+def network_gpnet(name: str) -> Callable[[Problem, int, Budget], tuple[Any, Any, int]]:
+    """GPNet on another network: natural steps where it is linear, else the published ones."""
+
+    def build(problem: Problem, M: int, budget: Budget) -> tuple[Any, Any, int]:
+        optimizer = gpn.FunctionalMirrorDescent(gpn.InverseSqrt(1.0, 0.1), budget.learning_rate)
+        model = _with_network(gpn.GPNet, problem, M, NETWORKS[name](problem))
+        return model, optimizer, budget.steps
+
+    return build
+
+
+def bnn_fbnn(problem: Problem, M: int, budget: Budget) -> tuple[Any, Any, int]:
+    """The baseline as published: a Bayesian neural network, its divergence by Stein gradients."""
+    model = _with_network(gpn.FBNN, problem, M, NETWORKS["BNN"](problem), divergence="stein")
+    return model, _adam(budget), budget.steps
+
+
+BUILDERS = METHODS | {
+    **{f"GPNet, {name}": (network_gpnet(name), BATCH_SIZE, (20,)) for name in NETWORKS},
+    "FBNN, BNN": (bnn_fbnn, BATCH_SIZE, (20,)),
+}
+
+
 def train(
     problem: Problem, method: str, M: int, budget: Budget, seed: int, progress: bool
 ) -> tuple[Any, Row]:
     """Train one method; its model and its row of the table."""
-    build, batch_size, _ = METHODS[method]
+    build, batch_size, _ = BUILDERS[method]
     started = time.perf_counter()
     model, optimizer, steps = build(problem, M, budget)
     gpn.fit(
@@ -241,6 +284,25 @@ def draw_details(problem: Problem, models: dict[tuple[str, int], Any], path: Pat
     _finish(figure, axes, path)
 
 
+def draw_networks(problem: Problem, models: dict[tuple[str, int], Any], path: Path) -> None:
+    """One panel a network; FBNN against the exact GP for N / B times the noise variance."""
+    import matplotlib.pyplot as plt
+
+    rows = -(-len(models) // 2)
+    figure, axes = plt.subplots(
+        rows, 2, figsize=(10, 3.0 * rows), sharex=True, sharey=True, squeeze=False
+    )
+    for ax, ((method, _), model) in zip(axes.flat, models.items(), strict=False):
+        noisy = method.startswith("FBNN")
+        label = "exact GP, 5 × noise" if noisy else "exact GP"
+        reference = problem.noisier if noisy else problem.exact
+        _panel(problem, model, method, ax, reference, label)
+        ax.legend(loc="lower left", fontsize=8)
+    for ax in axes.flat[len(models) :]:
+        ax.set_axis_off()
+    _finish(figure, axes, path)
+
+
 def _panel(
     problem: Problem,
     model: Any,
@@ -275,6 +337,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="the paper's 40,000 iterations")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), help="default: all")
     parser.add_argument(
+        "--networks",
+        nargs="*",
+        choices=["all", *NETWORKS, "FBNN, BNN"],
+        help="GPNet on these networks (and FBNN on BNN), M = 20, in place of the methods",
+    )
+    parser.add_argument(
         "--points", nargs="*", type=int, choices=MEASUREMENTS, help="M; default: all"
     )
     parser.add_argument("--steps", type=int, help="at most so many steps, for a quick look")
@@ -295,8 +363,8 @@ def run(options: argparse.Namespace) -> list[Row]:
     models: dict[tuple[str, int], Any] = {}
     rows: list[Row] = []
     noisier = None
-    for method in options.methods or METHODS:
-        for M in METHODS[method][2]:
+    for method in _chosen(options):
+        for M in BUILDERS[method][2]:
             if options.points and M not in options.points:
                 continue
             models[method, M], row = train(problem, method, M, budget, options.seed, progress=True)
@@ -306,7 +374,7 @@ def run(options: argparse.Namespace) -> list[Row]:
                 f"(rms), sd ratio {row.sd_ratio_min:.3f} to {row.sd_ratio_max:.3f}",
                 flush=True,
             )
-            if method == "FBNN":
+            if method.startswith("FBNN") and "scaled" not in method:
                 noisier = gap(problem, models[method, M], problem.noisier)
     print(_table(rows))
     if noisier is not None:
@@ -319,11 +387,23 @@ def run(options: argparse.Namespace) -> list[Row]:
         writer = csv.DictWriter(file, [field.name for field in fields(Row)])
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-    if options.methods is None and options.points is None:
+    if options.networks:
+        draw_networks(problem, models, options.out / "networks.png")
+    elif options.methods is None and options.points is None:
         draw_grid(problem, models, options.out / "posteriors.png")
         draw_details(problem, models, options.out / "natural_and_fbnn.png")
     print(f"Written to {options.out}.")
     return rows
+
+
+def _chosen(options: argparse.Namespace) -> list[str]:
+    """Methods to run, in the order of the tables."""
+    if not options.networks:
+        return list(options.methods or METHODS)
+    others = [name for name in BUILDERS if name not in METHODS]
+    if "all" in options.networks:
+        return others
+    return [name for name in others if name.removeprefix("GPNet, ") in options.networks]
 
 
 def _table(rows: list[Row]) -> str:
