@@ -532,6 +532,7 @@ KERNELS = {  # kernel, latent GPs, outputs
 
 
 @pytest.mark.parametrize("case", KERNELS)
+@without_autograph
 def test_kernels(short_name, case, eager_functions):
     make, latents, outputs = KERNELS[case]
     # No random features for Periodic: given Z, a GPNet takes inducing features by itself.

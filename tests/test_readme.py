@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import matplotlib
+
 import gpflow_gpnet as gpn
 
 README = Path(__file__).parents[1] / "README.md"
 
 
 def test_python_blocks_of_the_readme_run():
+    matplotlib.use("Agg")
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     assert len(blocks) >= 3
     scope: dict = {}
