@@ -9,6 +9,7 @@ from .random_features import RFE
 from .weights import (
     DiagonalGaussian,
     FullGaussian,
+    KroneckerGaussian,
     LowRankGaussian,
     WeightGaussian,
     weight_gaussian,
@@ -21,6 +22,7 @@ __all__ = [
     "FullGaussian",
     "InducingFeatures",
     "InferenceNetwork",
+    "KroneckerGaussian",
     "LinearNetwork",
     "LowRankGaussian",
     "NTK",
