@@ -10,6 +10,7 @@ from .random_features import RFE
 from .weights import (
     DiagonalGaussian,
     FullGaussian,
+    KroneckerGaussian,
     LowRankGaussian,
     WeightGaussian,
     weight_gaussian,
@@ -23,6 +24,7 @@ __all__ = [
     "FullGaussian",
     "InducingFeatures",
     "InferenceNetwork",
+    "KroneckerGaussian",
     "LinearNetwork",
     "LinearSum",
     "LowRankGaussian",

@@ -180,11 +180,17 @@ class _MatrixLayer(Module):
 
     def __init__(self, fan_in: int, fan_out: int, factor: float) -> None:
         super().__init__()
-        self.A = Parameter(np.diag(factor * _spread(fan_in)), transform=triangular())
+        # A's rows have sizes of their own, so that its trained root starts as the identity.
+        self.rows = Parameter(factor * _spread(fan_in), trainable=False)
+        self.root = Parameter(np.eye(fan_in + 1, dtype=default_float()), transform=triangular())
         self.B = Parameter(np.eye(fan_out, dtype=default_float()), transform=triangular())
 
+    @property
+    def A(self) -> tf.Tensor:
+        return self.rows[:, None] * self.root
+
     def multiply(self, factor: tf.Tensor) -> None:
-        self.A.assign(factor * self.A)
+        self.rows.assign(factor * self.rows)
 
     def deviations(self, noise: tf.Tensor) -> tf.Tensor:
         return tf.matmul(tf.matmul(self.A, noise), self.B, transpose_b=True)

@@ -242,22 +242,28 @@ class _KerasTangents(_Tangents):
     def __init__(self, body: KerasBody) -> None:
         super().__init__()
         self.body = body
-        self._weights = [v for v in body.model.trainable_variables if v.trainable]
         if not self._weights:
             raise ValueError(f"{type(body.model).__name__} has no trainable weights.")
         self.V = [_variances(np.ones(w.shape, default_float())) for w in self._weights]
+
+    @property
+    def _weights(self) -> list[tf.Variable]:
+        """What Keras holds to be trainable; asked anew, since copied models have new variables."""
+        return list(self.body.model.trainable_variables)
 
     def multiply(self, factor: tf.Tensor) -> None:
         for V in self.V:
             V.assign(factor * V)
 
     def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
-        latents = self.body.num_outputs
+        latents, weights = self.body.num_outputs, self._weights
         rows = tf.reshape(X, [-1, self.body.input_dim])
         # Each row once for each output, so that every gradient is that of a scalar.
         repeated = tf.repeat(rows, latents, axis=0)
         output = tf.tile(tf.range(latents), [tf.shape(rows)[0]])
-        gradients = tf.vectorized_map(lambda pair: self._gradient(*pair), (repeated, output))
+        gradients = tf.vectorized_map(
+            lambda pair: self._gradient(pair[0], pair[1], weights), (repeated, output)
+        )
         shape = tf.concat([tf.shape(X)[:-1], [latents, tf.shape(gradients)[-1]]], axis=0)
         jacobian = tf.reshape(gradients, shape)  # [..., N, L, |Ω|]
         roots = [tf.reshape(tf.sqrt(V), [-1]) for V in self.V]
@@ -268,11 +274,12 @@ class _KerasTangents(_Tangents):
         cov = _gram(scaled) if full_cov else tf.reduce_sum(tf.square(scaled), axis=-1)
         return self.body(X), cov
 
-    def _gradient(self, x: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    def _gradient(self, x: tf.Tensor, output: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+        """∇g_output(x), flat."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self._weights)
+            tape.watch(weights)
             value = tf.gather(self.body(x[None])[0], output)
         gradients = tape.gradient(
-            value, self._weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            value, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
         return tf.concat([tf.cast(tf.reshape(g, [-1]), value.dtype) for g in gradients], axis=0)

@@ -48,8 +48,9 @@ class RFE(LinearNetwork):
         :param kernel: the prior's kernel; a multi-output kernel gives each latent GP its features.
         :param input_dim: D; needed where the kernel does not tell (one lengthscale for all inputs).
         :param num_features: number of frequencies; a stationary kernel gets F = 2 num_features.
-        :param covariance: of the weights: "full" O(F²), "diag" O(F), or the rank of a low-rank
-            plus diagonal precision O(F rank), time per row.
+        :param covariance: of the weights: "full" O(L F²), "diag" O(L F), the rank of a low-rank
+            plus diagonal precision O(L F rank), or "kronecker" O(F² + L F), a full one that latent
+            GPs share up to a scale; time per row. Natural steps take "full".
         :param warp: hidden layer widths of a residual warp of the inputs before the features.
         :param num_latent_gps: L; by default what the kernel says, else 1.
         :param trainable_frequencies: whether frequencies move in training.

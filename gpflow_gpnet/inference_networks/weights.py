@@ -15,6 +15,7 @@ from gpflow.utilities import positive, triangular
 __all__ = [
     "DiagonalGaussian",
     "FullGaussian",
+    "KroneckerGaussian",
     "LowRankGaussian",
     "WeightGaussian",
     "weight_gaussian",
@@ -65,7 +66,7 @@ class WeightGaussian(Module, abc.ABC):
 
 
 class FullGaussian(WeightGaussian):
-    """Full covariance V = q_sqrt q_sqrtᵀ. Memory and time per row O(F²)."""
+    """Full covariance V = q_sqrt q_sqrtᵀ. Memory, and time per row, O(L F²)."""
 
     def __init__(self, num_features: int, num_latent_gps: int) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class FullGaussian(WeightGaussian):
 
 
 class DiagonalGaussian(WeightGaussian):
-    """Diagonal covariance with standard deviations q_sqrt [F, L]. Time per row O(F)."""
+    """Diagonal covariance with standard deviations q_sqrt [F, L]. Memory, time per row O(L F)."""
 
     def __init__(self, num_features: int, num_latent_gps: int) -> None:
         super().__init__()
@@ -111,8 +112,40 @@ class DiagonalGaussian(WeightGaussian):
         return gauss_kl(self.q_mu, self.q_sqrt)
 
 
+class KroneckerGaussian(WeightGaussian):
+    r"""Matrix-variate: :math:`V_l = s_l^2 R R^\top`, one factor R [F, F] for all L latent GPs.
+
+    W [F, L] ~ MN(q_mu, R Rᵀ, diag(s²)). Memory O(F² + L) instead of the full one's O(L F²), time
+    per row O(F² + L F) where latent GPs share their features.
+    """
+
+    def __init__(self, num_features: int, num_latent_gps: int) -> None:
+        super().__init__()
+        self.q_mu = Parameter(np.zeros((num_features, num_latent_gps), default_float()))
+        self.root = Parameter(np.eye(num_features, dtype=default_float()), transform=triangular())
+        self.scale = Parameter(np.ones(num_latent_gps, default_float()), transform=positive())
+
+    @inherit_check_shapes
+    def project(self, features: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(features, self.root) * self.scale[:, None, None]
+
+    @inherit_check_shapes
+    def prior_kl(self) -> tf.Tensor:
+        num_features, num_latents = self.q_mu.shape
+        trace = tf.reduce_sum(tf.square(self.root)) * tf.reduce_sum(tf.square(self.scale))
+        # Of either sign, as GPflow's own roots.
+        log_root = tf.reduce_sum(tf.math.log(tf.abs(tf.linalg.diag_part(self.root))))
+        log_det = 2.0 * (
+            num_latents * log_root + num_features * tf.reduce_sum(tf.math.log(self.scale))
+        )
+        size = float(num_features * num_latents)
+        return 0.5 * (trace + tf.reduce_sum(tf.square(self.q_mu)) - size - log_det)
+
+
 class LowRankGaussian(WeightGaussian):
-    r"""Precision :math:`V^{-1} = D + R R^\top`, D diagonal, R [F, rank]. Time per row O(F rank).
+    r"""Precision :math:`V^{-1} = D + R R^\top`, D diagonal, R [F, rank].
+
+    Memory, and time per row, O(L F rank).
 
     With :math:`U = D^{-1/2} R` and :math:`I + U^\top U = G G^\top`, a root of the covariance is
     :math:`D^{-1/2} (I - U G^{-\top} (I + G)^{-1} U^\top)`: positive definite by construction.
@@ -170,15 +203,19 @@ def weight_gaussian(
 ) -> WeightGaussian:
     """The weights' Gaussian asked for.
 
-    :param covariance: ``"full"``, ``"diag"``, or the rank of a low-rank plus diagonal precision.
+    :param covariance: ``"full"``, ``"diag"``, ``"kronecker"`` (full, shared by latent GPs up to a
+        scale), or the rank of a low-rank plus diagonal precision.
     :raises ValueError: for anything else.
     """
     if covariance == "full":
         return FullGaussian(num_features, num_latent_gps)
     if covariance == "diag":
         return DiagonalGaussian(num_features, num_latent_gps)
+    if covariance == "kronecker":
+        return KroneckerGaussian(num_features, num_latent_gps)
     if isinstance(covariance, int) and not isinstance(covariance, bool) and covariance > 0:
         return LowRankGaussian(num_features, num_latent_gps, covariance)
     raise ValueError(
-        f'covariance must be "full", "diag" or a positive integer rank, got {covariance!r}.'
+        'covariance must be "full", "diag", "kronecker" or a positive integer rank, got '
+        f"{covariance!r}."
     )

@@ -43,6 +43,7 @@ NETWORKS = {
     "bnn": build(gpn.BNN, hidden_units=(5, 4), num_samples=9),
     "bnn, matrix": build(gpn.BNN, hidden_units=(5,), num_samples=9, covariance="matrix"),
 }
+SLOW = pytest.mark.slow
 OWN = [name for name in NETWORKS if "keras" not in name]
 
 
@@ -118,8 +119,6 @@ def test_every_parameter_has_a_gradient(name):
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_copies_are_equal_and_independent(name, copier):
-    if "keras" in name and copier is not copy.deepcopy:
-        pytest.skip("Keras decides how its models are pickled.")
     network = perturbed(NETWORKS[name]())
     before = [value.numpy() for value in network(inputs(5))]
     twin = copier(network)
@@ -151,7 +150,13 @@ def test_summary_and_freezing(name):
     assert not network.trainable_variables
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("adaptive basis, mean", "ntk") else pytest.param(name, marks=SLOW)
+        for name in NETWORKS
+    ],
+)
 def test_steps_are_the_same_under_xla(name):
     losses = []
     for jit_compile in (False, True):
@@ -226,7 +231,7 @@ SNELSON = {
 }
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("name", SNELSON)
 def test_snelson(name):
     """Test log density within so many nats of the exact GP's."""

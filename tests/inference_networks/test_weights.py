@@ -6,12 +6,17 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from gpflow_gpnet.inference_networks import DiagonalGaussian, FullGaussian, LowRankGaussian
+from gpflow_gpnet.inference_networks import (
+    DiagonalGaussian,
+    FullGaussian,
+    KroneckerGaussian,
+    LowRankGaussian,
+)
 from gpflow_gpnet.inference_networks.weights import weight_gaussian
 
 FEATURES, LATENTS = 5, 3
-COVARIANCES = ["full", "diag", 2]
-COVARIANCE_IDS = ["full", "diag", "low-rank"]
+COVARIANCES = ["full", "diag", 2, "kronecker"]
+COVARIANCE_IDS = ["full", "diag", "low-rank", "kronecker"]
 
 
 def random_weights(rng, covariance):
@@ -23,6 +28,9 @@ def random_weights(rng, covariance):
         weights.q_sqrt.assign(np.tril(root))
     elif covariance == "diag":
         weights.q_sqrt.assign(rng.uniform(0.3, 2.0, size=(FEATURES, LATENTS)))
+    elif covariance == "kronecker":
+        weights.root.assign(np.tril(0.5 * rng.normal(size=(FEATURES, FEATURES)) + np.eye(FEATURES)))
+        weights.scale.assign(rng.uniform(0.3, 2.0, size=LATENTS))
     else:
         weights.diagonal.assign(rng.uniform(0.3, 3.0, size=(LATENTS, FEATURES)))
         weights.low_rank.assign(rng.normal(size=(LATENTS, FEATURES, covariance)))
@@ -36,6 +44,9 @@ def dense_covariance(weights):
         return root @ np.swapaxes(root, 1, 2)
     if isinstance(weights, DiagonalGaussian):
         return np.stack([np.diag(column**2) for column in weights.q_sqrt.numpy().T])
+    if isinstance(weights, KroneckerGaussian):
+        root = weights.root.numpy()
+        return np.stack([scale**2 * root @ root.T for scale in weights.scale.numpy()])
     low_rank = weights.low_rank.numpy()
     diagonal = np.stack([np.diag(row) for row in weights.diagonal.numpy()])
     return np.linalg.inv(diagonal + low_rank @ np.swapaxes(low_rank, 1, 2))
@@ -87,7 +98,9 @@ def test_prior_kl_is_the_divergence_from_a_standard_normal(rng, covariance):
 
 
 @pytest.mark.parametrize(
-    "covariance, tolerance", [("full", 0.0), ("diag", 1e-12), (2, 1e-4)], ids=COVARIANCE_IDS
+    "covariance, tolerance",
+    [("full", 0.0), ("diag", 1e-12), (2, 1e-4), ("kronecker", 1e-12)],
+    ids=COVARIANCE_IDS,
 )
 def test_start_is_the_prior(covariance, tolerance):
     """Low rank only nearly: its R must not start at the stationary point 0."""
@@ -149,7 +162,13 @@ def test_default_float_is_followed(float_type, rng, covariance):
 
 
 @pytest.mark.parametrize(
-    "covariance, kind", [("full", FullGaussian), ("diag", DiagonalGaussian), (2, LowRankGaussian)]
+    "covariance, kind",
+    [
+        ("full", FullGaussian),
+        ("diag", DiagonalGaussian),
+        (2, LowRankGaussian),
+        ("kronecker", KroneckerGaussian),
+    ],
 )
 def test_all_parameters_are_trainable_and_in_gpflow_s_shapes(covariance, kind):
     weights = weight_gaussian(covariance, FEATURES, LATENTS)
@@ -168,6 +187,6 @@ def test_all_parameters_are_trainable_and_in_gpflow_s_shapes(covariance, kind):
 
 @pytest.mark.parametrize("covariance", ["dense", 0, -1, 1.5, True, None])
 def test_other_covariances_are_refused(covariance):
-    with pytest.raises(ValueError, match=r'"full", "diag" or a positive integer rank') as failure:
+    with pytest.raises(ValueError, match=r'"kronecker" or a positive integer rank') as failure:
         weight_gaussian(covariance, FEATURES, LATENTS)
     assert repr(covariance) in str(failure.value)
