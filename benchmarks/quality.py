@@ -26,6 +26,8 @@ from gpflow_gpnet import datasets
 
 # name: (dataset, steps at which to score, frequencies, learning rate at first, options)
 WARPED = {"warp": (100, 100), "noise": "held-out", "correction": False}
+BASIS = {"network": "basis", "noise": "held-out", "correction": False}
+LOCAL = {"network": "local", "noise": "held-out"}
 PLAIN = {"noise": "training", "correction": False}
 RUNS = {
     "boston": ("boston", [1, 5, 10, 20], 1000, 0.01, {}),
@@ -34,6 +36,10 @@ RUNS = {
     "kin8nm-warp": ("kin8nm", [200, 400], 200, 0.01, WARPED),
     "power-warp": ("power", [1000, 2400], 200, 0.01, WARPED),
     "protein-warp": ("protein", [1500, 3000], 200, 0.01, WARPED),
+    "kin8nm-basis": ("kin8nm", [200, 400, 800, 1600, 3000], None, 0.01, BASIS),
+    "power-basis": ("power", [1000, 2400], None, 0.01, BASIS),
+    "protein-basis": ("protein", [1500, 3000], None, 0.01, BASIS),
+    "kin40k-local": ("kin40k", [500, 1500], None, 0.01, LOCAL),
 }
 
 
@@ -80,7 +86,13 @@ def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
 
     if num <= 2000:
         row(0, prefit, *exact_scores(split, kernel, likelihood), "exact GP")
-    network = gpn.RFE(kernel, dim, frequencies, warp=options.get("warp"))
+    if options.get("network") == "basis":
+        network = gpn.AdaptiveBasis(kernel=kernel, input_dim=dim)
+    elif options.get("network") == "local":
+        rows = np.random.default_rng(0).permutation(num)[:1000]
+        network = gpn.InducingFeatures(kernel, split.X_train[rows])
+    else:
+        network = gpn.RFE(kernel, dim, frequencies, warp=options.get("warp"))
     model = gpn.GPNet(kernel, likelihood, network, num_data=num)
     optimizer = gpn.FunctionalMirrorDescent(
         learning_rate=gpn.LinearDecay(learning_rate, steps[-1]),
