@@ -14,6 +14,7 @@ from .inference_networks import (
     AdaptiveBasis,
     InducingFeatures,
     InferenceNetwork,
+    LinearisedNTK,
     LinearNetwork,
     weight_gaussian,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "InverseTime",
     "LinearDecay",
     "LinearNetwork",
+    "LinearisedNTK",
     "NTK",
     "RFE",
     "__version__",

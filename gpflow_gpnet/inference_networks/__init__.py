@@ -4,7 +4,7 @@ from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
 from .bnn import BNN
 from .inducing import InducingFeatures
-from .ntk import NTK
+from .ntk import NTK, LinearisedNTK
 from .random_features import RFE
 from .weights import (
     DiagonalGaussian,
@@ -24,6 +24,7 @@ __all__ = [
     "InferenceNetwork",
     "KroneckerGaussian",
     "LinearNetwork",
+    "LinearisedNTK",
     "LowRankGaussian",
     "NTK",
     "RFE",

@@ -37,6 +37,9 @@ NETWORKS = {
     ),
     "ntk": build(gpn.NTK, hidden_units=(5, 4)),
     "ntk, kronecker": build(gpn.NTK, hidden_units=(5,), covariance="kronecker"),
+    "ntk, linearised": lambda latents=LATENTS, dim=2: gpn.LinearisedNTK(
+        gpn.NTK((4,), kernel=kernel(dim), num_latent_gps=latents)
+    ),
     "ntk, keras": lambda latents=LATENTS, dim=2: gpn.NTK(
         keras_model(4, latents, input_dim=dim), kernel=kernel(dim), num_latent_gps=latents
     ),
