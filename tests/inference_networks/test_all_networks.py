@@ -229,8 +229,15 @@ SNELSON = {
         1500,
         0.1,
     ),
-    "bnn": (gpn.BNN, {}, 0.03, 1500, 0.15),
-    "bnn, matrix": (gpn.BNN, {"covariance": "matrix"}, 0.03, 1500, 0.15),
+    "ntk, linearised": (
+        lambda **kw: gpn.LinearisedNTK(gpn.NTK(**kw)),
+        {"hidden_units": (50,)},
+        0.01,
+        600,
+        0.05,
+    ),
+    "bnn": (gpn.BNN, {}, 0.03, 1500, 0.1),
+    "bnn, matrix": (gpn.BNN, {"covariance": "matrix"}, 0.03, 1500, 0.1),
 }
 
 
