@@ -182,7 +182,7 @@ class GPNetModel(GPflowPredictor, EncodedSupportsCovarianceBetweenPoints, HasTra
     def trajectory_sampler(self) -> FunctionTrajectorySampler:
         """Whole functions from the posterior, for Thompson sampling.
 
-        :raises NotImplementedError: for networks that have none (:meth:`GPNet.sample_functions`).
+        :raises NotImplementedError: for networks that have none.
         """
         return FunctionTrajectorySampler(self)
 
@@ -192,10 +192,15 @@ class FunctionTrajectorySampler(TrajectorySampler[GPNetModel]):
 
     def __init__(self, model: GPNetModel) -> None:
         """
-        :raises NotImplementedError: for networks that have no function samples.
+        :raises NotImplementedError: unless the network is linear in its weights and its features
+            carry all of the covariance.
         """
         super().__init__(model)
-        model.model.sample_functions(1)
+        if not _has_functions(model.model):
+            raise NotImplementedError(
+                f"{type(model.model.inference_network).__name__} has no trajectories: they need a "
+                "network linear in its weights whose features carry all of the covariance."
+            )
 
     def get_trajectory(self) -> FunctionTrajectory:
         """A new trajectory."""

@@ -240,3 +240,42 @@ def test_divergences_that_do_not_fit():
         gpn.FBNN(kernel, Gaussian(), gpn.RFE(kernel, 1, 5), divergence="kl")
     with pytest.raises(ValueError, match="sampled_values, such as BNN, got RFE"):
         gpn.FBNN(kernel, Gaussian(), gpn.RFE(kernel, 1, 5), divergence="stein")
+
+
+@pytest.mark.slow
+def test_bayesian_neural_network_reaches_the_posterior_for_noise_n_over_b(rng):
+    """Published objective, Stein gradients, batches of 20 of 100: the noise is 5 times too large.
+
+    Means within a quarter of a standard deviation (rms) of the exact GP for 5 times the noise, and
+    bands wider than the exact GP's.
+    """
+    X = rng.uniform(-2, 2, size=(100, 1))
+    data = X, np.sin(3 * X) + 0.2 * rng.normal(size=X.shape)
+    kernel = SquaredExponential(1.3, 0.7)
+    network = gpn.BNN(kernel=kernel, input_dim=1)
+    model = gpn.FBNN(
+        kernel,
+        Gaussian(NOISE),
+        network,
+        num_data=100,
+        divergence="stein",
+        measurement=gpn.measurement.Uniform(-2.3, 2.3),
+    )
+    gpflow.set_trainable([model.kernel, model.likelihood], False)
+    rate = gpflow.keras.tf_keras.optimizers.schedules.PolynomialDecay(0.03, 1500, 0.0)
+    adam = gpflow.keras.tf_keras.optimizers.Adam(rate)
+    gpn.fit(model, data, optimizer=adam, num_steps=1500, batch_size=20, seed=0, progress=False)
+    Xnew = np.linspace(-2, 2, 50)[:, None]
+    (mean, variance), (exact_mean, exact), (noisy_mean, noisy) = (
+        m.predict_f(Xnew)
+        for m in (
+            model,
+            gpflow.models.GPR(data, kernel, noise_variance=NOISE),
+            gpflow.models.GPR(data, kernel, noise_variance=5 * NOISE),
+        )
+    )
+    gaps = [
+        np.sqrt(np.mean((mean - m) ** 2 / v)) for m, v in ((exact_mean, exact), (noisy_mean, noisy))
+    ]
+    assert gaps[1] < 0.25 and gaps[1] < gaps[0]
+    assert 1.2 < np.mean(np.sqrt(variance / exact)) < 2.5

@@ -5,7 +5,7 @@ from .base import InferenceNetwork, LinearNetwork
 from .bnn import BNN
 from .combinations import Deterministic, LinearSum, Sum
 from .inducing import InducingFeatures
-from .ntk import NTK
+from .ntk import NTK, LinearisedNTK
 from .random_features import RFE
 from .weights import (
     DiagonalGaussian,
@@ -27,6 +27,7 @@ __all__ = [
     "KroneckerGaussian",
     "LinearNetwork",
     "LinearSum",
+    "LinearisedNTK",
     "LowRankGaussian",
     "NTK",
     "RFE",

@@ -15,11 +15,12 @@ from gpflow.config import default_float
 from gpflow.kernels import Kernel
 from gpflow.utilities import positive
 
-from .base import InferenceNetwork
+from .base import InferenceNetwork, LinearNetwork
 from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim
 from .start import starting_prior, typical_inputs
+from .weights import weight_gaussian
 
-__all__ = ["NTK"]
+__all__ = ["LinearisedNTK", "NTK"]
 
 
 class NTK(InferenceNetwork):
@@ -134,6 +135,49 @@ class NTK(InferenceNetwork):
         return mean, cov if full_cov else tf.linalg.matrix_transpose(cov)
 
 
+class LinearisedNTK(LinearNetwork):
+    r"""f(x) = g(x; Ω) + (V^½ ∇g(x; Ω))ᵀ w, w ~ N(q_mu, ·): the model linearised about Ω.
+
+    Where w ~ N(0, I), as at the start, it is the :class:`NTK` that it is made of. Weights take
+    natural steps: with Ω and V frozen, the exact posterior of the linearised model (Khan et al.
+    2019); else Ω and V take Adam steps. A "full" covariance needs O(B L |Ω|² + L |Ω|³) time a step:
+    for up to a few thousand weights.
+    """
+
+    shared_features = False
+
+    def __init__(self, network: NTK, covariance: str | int = "full") -> None:
+        """
+        :param network: itself, not a copy.
+        :param covariance: of w, as in :class:`RFE`.
+        """
+        super().__init__()
+        self.network = network
+        self.weights = weight_gaussian(
+            covariance, network.tangents.num_weights, network.num_latent_gps
+        )
+
+    @property
+    def center(self) -> Any:
+        """What is subtracted from inputs: [D], or 0 for a Keras model."""
+        return self.network.center
+
+    @property
+    def is_trained(self) -> bool:
+        return super().is_trained or self.network.is_trained
+
+    def initialise(self, X: np.ndarray) -> None:
+        """:meth:`NTK.initialise`."""
+        self.network.initialise(X)
+
+    @inherit_check_shapes
+    def features(self, X: TensorType) -> tf.Tensor:
+        return self.network.tangents.scaled_jacobian(tf.convert_to_tensor(X, default_float()))
+
+    def offset(self, X: TensorType) -> tf.Tensor:
+        return self.network.tangents.body(X)
+
+
 def _variances(values: AnyNDArray) -> Parameter:
     """Logarithmic, so that small variances learn at the pace of others."""
     return Parameter(values, transform=positive(base="exp"))
@@ -151,6 +195,15 @@ class _Tangents(Module, abc.ABC):
     @abc.abstractmethod
     def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
         """Mean and (co)variance at X."""
+
+    @property
+    @abc.abstractmethod
+    def num_weights(self) -> int:
+        """|Ω|."""
+
+    @abc.abstractmethod
+    def scaled_jacobian(self, X: tf.Tensor) -> tf.Tensor:
+        """∇gᵀ V^½ [..., L, N, |Ω|]."""
 
     @abc.abstractmethod
     def multiply(self, factor: tf.Tensor) -> None:
@@ -174,9 +227,30 @@ class _LayerTangents(_Tangents):
         ]
         return mean, tf.add_n(parts)
 
+    @property
+    def num_weights(self) -> int:
+        return sum((W.shape[0] + 1) * W.shape[1] for W in self.body.W)
+
+    def scaled_jacobian(self, X: tf.Tensor) -> tf.Tensor:
+        _, activations, signals = self.body.gradient_factors(X)
+        latents = self.body.num_outputs
+        unit = tf.eye(latents, dtype=X.dtype)[:, None, :] * tf.ones_like(X[..., None, :, :1])
+        parts = [
+            _jacobian(a, d, layer.root)
+            for layer, a, d in zip(self.layers, activations, [*signals, unit], strict=True)
+        ]
+        return tf.concat(parts, axis=-1)
+
     def multiply(self, factor: tf.Tensor) -> None:
         for layer in self.layers:
             layer.multiply(factor)
+
+
+def _jacobian(activations: tf.Tensor, signals: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
+    """A layer's gradients times roots of variances [in + 1, out]: [..., L, N, (in + 1) out]."""
+    products = (activations[..., None, :, :, None] * root) * signals[..., :, None, :]
+    shape = tf.concat([tf.shape(signals)[:-1], [tf.size(root)]], axis=0)
+    return tf.reshape(products, shape)
 
 
 class _DiagonalLayer(Module):
@@ -185,6 +259,10 @@ class _DiagonalLayer(Module):
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
         self.V = _variances(np.tile(_rows(fan_in)[:, None], [1, fan_out]))
+
+    @property
+    def root(self) -> tf.Tensor:
+        return tf.sqrt(self.V)
 
     def multiply(self, factor: tf.Tensor) -> None:
         self.V.assign(factor * self.V)
@@ -196,12 +274,9 @@ class _DiagonalLayer(Module):
         return tf.reduce_sum(by_unit[..., None, :, :] * tf.square(signals), axis=-1)
 
     def covariance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
-        root = tf.sqrt(self.V)
         if signals is None:
-            return _gram(activations[..., None, :, :] * tf.transpose(root)[:, None, :])
-        jacobian = (activations[..., None, :, :, None] * root) * signals[..., :, None, :]
-        shape = tf.concat([tf.shape(signals)[:-1], [tf.size(root)]], axis=0)
-        return _gram(tf.reshape(jacobian, shape))
+            return _gram(activations[..., None, :, :] * tf.transpose(self.root)[:, None, :])
+        return _gram(_jacobian(activations, signals, self.root))
 
 
 class _KroneckerLayer(Module):
@@ -211,6 +286,10 @@ class _KroneckerLayer(Module):
         super().__init__()
         self.v_in = _variances(_rows(fan_in))
         self.v_out = _variances(np.ones(fan_out, default_float()))
+
+    @property
+    def root(self) -> tf.Tensor:
+        return tf.sqrt(self.v_in[:, None] * self.v_out)
 
     def multiply(self, factor: tf.Tensor) -> None:
         self.v_in.assign(factor * self.v_in)
@@ -255,7 +334,16 @@ class _KerasTangents(_Tangents):
         for V in self.V:
             V.assign(factor * V)
 
+    @property
+    def num_weights(self) -> int:
+        return sum(int(np.prod(V.shape)) for V in self.V)
+
     def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
+        root = self.scaled_jacobian(X)
+        cov = _gram(root) if full_cov else tf.reduce_sum(tf.square(root), axis=-1)
+        return self.body(X), cov
+
+    def scaled_jacobian(self, X: tf.Tensor) -> tf.Tensor:
         latents, weights = self.body.num_outputs, self._weights
         rows = tf.reshape(X, [-1, self.body.input_dim])
         # Each row once for each output, so that every gradient is that of a scalar.
@@ -264,15 +352,11 @@ class _KerasTangents(_Tangents):
         gradients = tf.vectorized_map(
             lambda pair: self._gradient(pair[0], pair[1], weights), (repeated, output)
         )
-        shape = tf.concat([tf.shape(X)[:-1], [latents, tf.shape(gradients)[-1]]], axis=0)
-        jacobian = tf.reshape(gradients, shape)  # [..., N, L, |Ω|]
+        shape = tf.concat([tf.shape(X)[:-1], [latents, self.num_weights]], axis=0)
         roots = [tf.reshape(tf.sqrt(V), [-1]) for V in self.V]
-        scaled = jacobian * tf.concat(roots, axis=0)
+        scaled = tf.reshape(gradients, shape) * tf.concat(roots, axis=0)  # [..., N, L, |Ω|]
         rank = X.shape.rank + 1
-        order = [*range(rank - 3), rank - 2, rank - 3, rank - 1]
-        scaled = tf.transpose(scaled, order)
-        cov = _gram(scaled) if full_cov else tf.reduce_sum(tf.square(scaled), axis=-1)
-        return self.body(X), cov
+        return tf.transpose(scaled, [*range(rank - 3), rank - 2, rank - 3, rank - 1])
 
     def _gradient(self, x: tf.Tensor, output: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
         """∇g_output(x), flat."""

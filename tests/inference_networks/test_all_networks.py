@@ -37,6 +37,9 @@ NETWORKS = {
     ),
     "ntk": build(gpn.NTK, hidden_units=(5, 4)),
     "ntk, kronecker": build(gpn.NTK, hidden_units=(5,), covariance="kronecker"),
+    "ntk, linearised": lambda latents=LATENTS, dim=2: gpn.LinearisedNTK(
+        gpn.NTK((4,), kernel=kernel(dim), num_latent_gps=latents)
+    ),
     "ntk, keras": lambda latents=LATENTS, dim=2: gpn.NTK(
         keras_model(4, latents, input_dim=dim), kernel=kernel(dim), num_latent_gps=latents
     ),
@@ -226,8 +229,15 @@ SNELSON = {
         1500,
         0.1,
     ),
-    "bnn": (gpn.BNN, {}, 0.03, 1500, 0.15),
-    "bnn, matrix": (gpn.BNN, {"covariance": "matrix"}, 0.03, 1500, 0.15),
+    "ntk, linearised": (
+        lambda **kw: gpn.LinearisedNTK(gpn.NTK(**kw)),
+        {"hidden_units": (50,)},
+        0.01,
+        600,
+        0.05,
+    ),
+    "bnn": (gpn.BNN, {}, 0.03, 1500, 0.1),
+    "bnn, matrix": (gpn.BNN, {"covariance": "matrix"}, 0.03, 1500, 0.1),
 }
 
 

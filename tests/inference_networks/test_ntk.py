@@ -170,6 +170,49 @@ def test_initialise_leaves_a_trained_network_alone():
     np.testing.assert_array_equal(other(inputs())[1], before)
 
 
+# ------------------------------------------------------------------ linearised
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: gpn.NTK((4, 3), kernel=KERNEL, num_latent_gps=2),
+        lambda: gpn.NTK((4,), kernel=KERNEL, num_latent_gps=2, covariance="kronecker"),
+        lambda: gpn.NTK(keras_model(4, 2, input_dim=2)),
+    ],
+    ids=["diag", "kronecker", "keras"],
+)
+def test_linearised_network_starts_as_the_tangent_kernel(build):
+    network = trained(build())
+    linearised = gpn.LinearisedNTK(network)
+    X = np.stack([inputs(), inputs(seed=6)])
+    for full_cov in (False, True):
+        pairs = zip(linearised(X, full_cov), network(X, full_cov), strict=True)
+        for got, expected in pairs:
+            np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("hidden_units", [(), (4,)])
+def test_natural_step_is_the_linearised_model_s_exact_posterior(rng, hidden_units):
+    """Ω and V frozen: GP regression on y - g(x) with the tangent kernel.
+
+    Without hidden layers it is Bayesian linear regression in (w, b), whatever Ω (identity 12).
+    """
+    X, Y = inputs(12), rng.normal(size=(12, 1))
+    network = trained(gpn.NTK(hidden_units, kernel=KERNEL))
+    Xnew = inputs(5, seed=7)
+    offset, prior = network(np.vstack([X, Xnew]), full_cov=True)
+    linearised = gpn.LinearisedNTK(network)
+    gpflow.set_trainable(network, False)
+    model = gpn.GPNet(KERNEL, Gaussian(0.04), linearised, num_data=12)
+    gpflow.set_trainable([model.kernel, model.likelihood], False)
+    gpn.FunctionalMirrorDescent(1.0, prior_correction=False).minimize(model, (X, Y))
+    gain = prior[0, 12:, :12] @ np.linalg.inv(prior[0, :12, :12] + 0.04 * np.eye(12))
+    mean, cov = model.predict_f(Xnew, full_cov=True)
+    np.testing.assert_allclose(mean, offset[12:] + gain @ (Y - offset[:12]), atol=1e-8)
+    np.testing.assert_allclose(cov[0], prior[0, 12:, 12:] - gain @ prior[0, :12, 12:], atol=1e-8)
+
+
 # ------------------------------------------------------------------ Keras models
 
 
