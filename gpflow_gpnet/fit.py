@@ -16,7 +16,7 @@ from gpflow.models import BayesianModel, ExternalDataTrainingLossMixin
 from tqdm.auto import tqdm
 
 from .batches import ArrayBatches, StreamBatches
-from .callbacks import Callback
+from .callbacks import Callback, EarlyStopping
 from .checks import check_batch, to_tensors
 from .gpnet import GPNet
 from .history import History
@@ -187,7 +187,7 @@ def fit(
     for callback in callbacks:
         if isinstance(callback, Callback):
             callback.on_end()
-    if not any(getattr(callback, "restore_best", False) for callback in callbacks):
+    if not any(isinstance(callback, EarlyStopping) for callback in callbacks):
         _warn_of_overfitting(history)
     if polish and natural and everything is not None:
         optimizer.polish(everything.in_order())

@@ -559,7 +559,7 @@ def test_trained_models_are_garbage_once_dropped(rng):
     assert trained() is None
 
 
-def test_over_fitting_is_warned_of_unless_the_best_step_is_restored(rng):
+def test_over_fitting_is_warned_of_unless_early_stopping_looks_out_for_it(rng):
     """Training targets are noise-free multiples of what validation sees: fitting them is wrong."""
     X, Y = make_data(rng, num=12)
     settings = dict(validation_data=(X, 0.0 * Y), validate_every=2, batch_size=12, polish=False)
