@@ -82,7 +82,7 @@ def train_svgp(model, data, batch_size, num_steps=2000):
     natural_gradient_and_adam(model, (model.q_mu, model.q_sqrt), data, batch_size, num_steps)
 
 
-def fit_gpnet(model, data, batch_size, num_steps=1000, learning_rate=0.01):
+def fit_gpnet(model, data, batch_size, num_steps=2000, learning_rate=0.01):
     optimizer = gpn.FunctionalMirrorDescent(learning_rate=gpn.LinearDecay(learning_rate, num_steps))
     return gpn.fit(
         model,
@@ -204,7 +204,7 @@ def test_heteroskedastic(rng):
 
     network = gpn.RFE(kernels[1], 1, 50)
     gpnet = gpn.GPNet(kernels[1], likelihood(), network, num_latent_gps=2, num_data=1000)
-    fit_gpnet(gpnet, data, batch_size=100, num_steps=2000)
+    fit_gpnet(gpnet, data, batch_size=100)
     assert_as_good("heteroskedastic", svgp, gpnet, held_out)
 
 
