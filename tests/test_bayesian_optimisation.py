@@ -1,5 +1,5 @@
 """GPNet in trieste: its protocols, predictions against the model's, trajectories, and Branin."""
-# ruff: noqa: E402, what is imported needs trieste
+# ruff: noqa: E402
 
 import copy
 
@@ -207,6 +207,11 @@ def test_a_trajectory_keeps_its_number_of_functions(rng):
     trajectory(rng.uniform(size=(5, 3, 2)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="number of functions B"):
         trajectory(rng.uniform(size=(5, 2, 2)))
+
+
+def test_a_sampler_takes_only_its_own_trajectories(rng):
+    with pytest.raises(ValueError, match="this sampler"):
+        make_model(rng).trajectory_sampler().resample_trajectory(lambda x: x)
 
 
 def test_trieste_negates_and_differentiates_trajectories(rng):
