@@ -1,7 +1,7 @@
 """GPflow's own examples with SVGP and with GPNet: predictions must be as good.
 
 Each test is a notebook of GPflow on data made as the notebook makes them. SVGP has as many
-inducing points as a batch has rows, and trains as there, until it no longer improves.
+inducing points as a batch has rows, and both take as many steps.
 
     python -m pytest -m slow -s tests/test_gpflow_examples.py
 
