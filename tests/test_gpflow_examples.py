@@ -253,7 +253,7 @@ def test_monitoring(rng):
     kernel = SquaredExponential()
     gpnet = gpn.GPNet(kernel, Gaussian(), gpn.RFE(kernel, 1, 30), num_data=300)
     seen = []
-    task = ExecuteCallback(lambda: seen.append(float(gpnet.likelihood.variance)))
+    task = ExecuteCallback(lambda: seen.append(gpnet.likelihood.variance.numpy()))
     gpn.fit(
         gpnet,
         data,
