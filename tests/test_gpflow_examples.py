@@ -84,7 +84,7 @@ def train_svgp(model, data, batch_size, num_steps=2000):
     natural_gradient_and_adam(model, (model.q_mu, model.q_sqrt), data, batch_size, num_steps)
 
 
-def fit_gpnet(model, data, batch_size, num_steps=2000, learning_rate=0.01):
+def fit_gpnet(model, data, batch_size, num_steps=2000, learning_rate=0.01, **kwargs):
     optimizer = gpn.FunctionalMirrorDescent(learning_rate=gpn.LinearDecay(learning_rate, num_steps))
     return gpn.fit(
         model,
@@ -93,6 +93,7 @@ def fit_gpnet(model, data, batch_size, num_steps=2000, learning_rate=0.01):
         num_steps=num_steps,
         batch_size=batch_size,
         seed=0,
+        **kwargs,
     )
 
 
@@ -248,20 +249,14 @@ def test_monitoring(rng):
     X = rng.uniform(-3, 3, (1300, 1))
     data, held_out = split(X, np.sin(X) + 0.1 * rng.normal(size=X.shape), 300)
     svgp = SVGP(SquaredExponential(), Gaussian(), data[0][:100], num_data=300)
-    train_svgp(svgp, data, batch_size=100, num_steps=500)
+    train_svgp(svgp, data, batch_size=100)
 
     kernel = SquaredExponential()
     gpnet = gpn.GPNet(kernel, Gaussian(), gpn.RFE(kernel, 1, 30), num_data=300)
     seen = []
     task = ExecuteCallback(lambda: seen.append(gpnet.likelihood.variance.numpy()))
-    gpn.fit(
-        gpnet,
-        data,
-        num_steps=500,
-        batch_size=100,
-        seed=0,
-        callbacks=[Monitor(MonitorTaskGroup([task], period=100))],
-    )
+    monitor = Monitor(MonitorTaskGroup([task], period=400))
+    fit_gpnet(gpnet, data, batch_size=100, callbacks=[monitor])
     assert len(seen) == 5 and seen[-1] < seen[0]
     assert_as_good("monitoring", svgp, gpnet, held_out)
 
