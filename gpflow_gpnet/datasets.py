@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .scaling import column_moments
+
 __all__ = ["Dataset", "Split", "load", "split"]
 
 FloatArray = NDArray[np.float64]
@@ -151,8 +153,8 @@ def split(dataset: Dataset, index: int, train_fraction: float = 0.9) -> Split:
     np.random.RandomState(index).shuffle(order)
     train, test = order[:num_train], order[num_train:]
 
-    x_mean, x_std = _mean_and_std(dataset.X[train])
-    y_mean, y_std = _mean_and_std(dataset.Y[train])
+    x_mean, x_std = column_moments(dataset.X[train])
+    y_mean, y_std = column_moments(dataset.Y[train])
     X = (dataset.X - x_mean) / x_std
     Y = (dataset.Y - y_mean) / y_std
     return Split(
@@ -200,10 +202,3 @@ def _read(name: str, file: Any) -> Dataset:
             )
         X = np.delete(X, leaks, axis=1)
     return Dataset(name, X, Y)
-
-
-def _mean_and_std(values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean and standard deviation of each column, [N, D] -> [D] and [D]; 1 if it is constant."""
-    # Rounding can leave a constant column with a tiny spread about its mean, none in its range.
-    constant = np.ptp(values, axis=0) == 0.0
-    return values.mean(axis=0), np.where(constant, 1.0, values.std(axis=0))

@@ -11,7 +11,7 @@ from gpflow.utilities import to_default_float
 
 from . import gaussians
 from .model import InferenceNetworkModel
-from .noise import standard_normal
+from .random_numbers import normal
 from .stein_gradient import score
 
 __all__ = ["FBNN"]
@@ -78,7 +78,7 @@ class FBNN(InferenceNetworkModel):
         prior = self.prior_covariance(points)
         jitter = gaussians.nugget(prior)
         values = tf.transpose(self.inference_network.sampled_values(points), [2, 0, 1])  # [L, S, J]
-        noise = standard_normal(tf.shape(values), tf.constant([0, 1]), values.dtype)
+        noise = normal(tf.shape(values), tf.constant([0, 1]), values.dtype)
         values += tf.sqrt(jitter)[:, None, None] * noise
         factor = gaussians.cholesky(gaussians.add_diagonal(prior, jitter), "the prior at J")
         whitened = tf.linalg.triangular_solve(factor, tf.linalg.matrix_transpose(values))

@@ -15,6 +15,7 @@ from gpflow.base import AnyNDArray, TensorType
 from gpflow.config import default_float
 from gpflow.kernels import Kernel
 
+from . import random_numbers
 from .spectral import smoothing_lengthscales
 
 __all__ = [
@@ -27,8 +28,6 @@ __all__ = [
     "UserDefined",
     "as_measurement",
 ]
-
-_ALGORITHM = "philox"
 
 Count: TypeAlias = "int | tf.Tensor"
 Seed: TypeAlias = "TensorType | Sequence[int]"
@@ -93,17 +92,9 @@ def _like_batch(points: tf.Tensor, batch_inputs: TensorType | None, name: str) -
 
 def _seeds(seed: Seed, num: int) -> list[tf.Tensor]:
     """Independent seeds made of one."""
-    return tf.unstack(tf.random.experimental.stateless_split(seed, num, alg=_ALGORITHM), num)
-
-
-def _integers(shape: TensorType, seed: Seed, low: int | None, high: int | None) -> tf.Tensor:
-    """Integers from low to high - 1, or any; unlike floats, the same with and without XLA."""
-    return tf.random.stateless_uniform(shape, seed, low, high, tf.int32, alg=_ALGORITHM)
-
-
-def _unit(shape: TensorType, seed: Seed, dtype: tf.DType) -> tf.Tensor:
-    """Numbers strictly between 0 and 1, of as many bits as float32 has."""
-    return (tf.cast(_integers(shape, seed, 0, 2**23), dtype) + 0.5) / 2**23
+    return tf.unstack(
+        tf.random.experimental.stateless_split(seed, num, alg=random_numbers.ALGORITHM), num
+    )
 
 
 class Uniform(MeasurementDistribution):
@@ -129,7 +120,7 @@ class Uniform(MeasurementDistribution):
         low, high = tf.cast(self.low, dtype), tf.cast(self.high, dtype)
         scalar_dim = 1 if batch_inputs is None else batch_inputs.shape[-1]
         dim = low.shape[0] if low.shape.rank else scalar_dim
-        points = low + (high - low) * _unit([num, dim], seed, dtype)
+        points = low + (high - low) * random_numbers.uniform([num, dim], seed, dtype)
         return _like_batch(points, batch_inputs, "Uniform")
 
 
@@ -146,7 +137,7 @@ class Empirical(MeasurementDistribution):
             raise ValueError(f"X must have shape [N, D] with at least one row, got {self.X.shape}.")
 
     def sample(self, num: Count, seed: Seed, batch_inputs: TensorType | None = None) -> tf.Tensor:
-        rows = _integers([num], seed, 0, self.X.shape[0])
+        rows = random_numbers.integers([num], seed, 0, self.X.shape[0])
         return _like_batch(tf.gather(self.X, rows), batch_inputs, "Empirical")
 
 
@@ -160,7 +151,7 @@ class BatchInputs(MeasurementDistribution):
         if batch_inputs is None:
             raise ValueError("BatchInputs needs batch_inputs [B, D], got None.")
         batch_size = tf.shape(batch_inputs)[0]
-        order = tf.argsort(_integers([batch_size], seed, None, None))
+        order = tf.argsort(random_numbers.integers([batch_size], seed, None, None))
         return tf.gather(batch_inputs, tf.gather(order, tf.range(num) % batch_size))
 
 
@@ -195,7 +186,7 @@ class KernelSmoothed(MeasurementDistribution):
         row_seed, noise_seed = _seeds(seed, 2)
         points = self.centres.sample(num, row_seed, batch_inputs)
         scale = tf.stop_gradient(smoothing_lengthscales(self.kernel, points.shape[-1]))
-        noise = tf.math.ndtri(_unit(tf.shape(points), noise_seed, points.dtype))
+        noise = random_numbers.normal(tf.shape(points), noise_seed, points.dtype)
         return points + tf.cast(scale, points.dtype) * np.sqrt(0.5) * noise
 
 

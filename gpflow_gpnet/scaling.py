@@ -14,7 +14,7 @@ from gpflow.likelihoods import Gaussian, Likelihood, StudentT
 from .checks import check_shape, to_tensors
 from .likelihoods import KnownNoise, MissingTargets, Weighted, base_likelihood
 
-__all__ = ["Scaling"]
+__all__ = ["Scaling", "column_moments"]
 
 
 class Scaling(Module):
@@ -141,9 +141,14 @@ def _constant(values: TensorType, name: str, positive: bool = False) -> Paramete
 
 
 def _moments(values: AnyNDArray, name: str) -> tuple[AnyNDArray, AnyNDArray]:
-    values = values.astype(np.float64)
     if not np.isfinite(values).any(axis=0).all() or np.isinf(values).any():
         raise ValueError(f"{name} of shape {values.shape} has a column without finite values.")
+    return column_moments(values)
+
+
+def column_moments(values: AnyNDArray) -> tuple[AnyNDArray, AnyNDArray]:
+    """Mean and standard deviation [D] of columns [N, D], without NaN; 1 if constant."""
+    values = np.asarray(values, dtype=np.float64)
     # Rounding can leave a constant column with a tiny spread about its mean, none in its range.
     constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
     return np.nanmean(values, axis=0), np.where(constant, 1.0, np.nanstd(values, axis=0))

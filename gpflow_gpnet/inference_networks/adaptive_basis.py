@@ -15,8 +15,8 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import positive
 
 from .base import LinearNetwork
+from .initialisation import starting_prior, typical_inputs
 from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim, with_ones
-from .start import starting_prior, typical_inputs
 from .weights import weight_gaussian
 
 __all__ = ["AdaptiveBasis"]

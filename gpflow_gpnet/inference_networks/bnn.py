@@ -14,10 +14,10 @@ from gpflow.config import default_float
 from gpflow.kernels import Kernel
 from gpflow.utilities import positive, triangular
 
-from ..noise import standard_normal
+from ..random_numbers import normal
 from .base import InferenceNetwork
+from .initialisation import starting_prior, typical_inputs
 from .mlp import MLP, check_hidden_units, with_ones
-from .start import starting_prior, typical_inputs
 
 __all__ = ["BNN"]
 
@@ -131,7 +131,7 @@ class BNN(InferenceNetwork):
         for index, layer in enumerate(self.layers):
             W, b = self.means.W[index], self.means.b[index]
             mean = tf.concat([W, b[None]], axis=0)
-            noise = standard_normal([num_samples, *mean.shape], seeds[index], mean.dtype)
+            noise = normal([num_samples, *mean.shape], seeds[index], mean.dtype)
             weights.append(mean + layer.deviations(noise))
         return weights
 

@@ -24,7 +24,7 @@ class Deterministic(InferenceNetwork):
 
     ``Deterministic(keras_model) + RFE(kernel, …)`` has the model's predictions for a mean and RFE's
     covariance (and a mean of its own, unless frozen). For post-hoc uncertainty of a trained model
-    freeze its mean and train: ``set_trainable([model, network.q_mu], False)``.
+    freeze both means and train: ``set_trainable([deterministic, network.q_mu], False)``.
     """
 
     def __init__(self, function: Any, input_dim: int | None = None) -> None:
@@ -97,7 +97,6 @@ class LinearSum(LinearNetwork):
         """
         super().__init__()
         self.networks = _given(networks, "LinearSum")
-        self._parts = [n for n in self.networks if isinstance(n, LinearNetwork)]
         rest = [n for n in self.networks if not isinstance(n, (LinearNetwork, Deterministic))]
         if rest or not self._parts:
             raise ValueError(
@@ -119,6 +118,11 @@ class LinearSum(LinearNetwork):
         for part, size, end in zip(self._parts, self._sizes, ends, strict=True):
             share = _Share(self.weights, slice(int(end) - size, int(end)))
             part.weights = share  # type: ignore[assignment]
+
+    @property
+    def _parts(self) -> list[LinearNetwork]:
+        # Not kept, or every parameter of a part would have two paths.
+        return [network for network in self.networks if isinstance(network, LinearNetwork)]
 
     @property
     def center(self) -> Any:

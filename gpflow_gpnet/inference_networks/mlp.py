@@ -15,6 +15,7 @@ from gpflow.config import default_float
 from gpflow.keras import tf_keras
 
 from ..checks import check_module
+from ..scaling import column_moments
 
 __all__ = [
     "KerasBody",
@@ -68,10 +69,9 @@ class Standardisation(Module):
 
     def initialise(self, X: np.ndarray) -> None:
         """Give X [N, D] mean 0 and standard deviation 1; constant columns are only centred."""
-        X = np.asarray(X, dtype=np.float64)
-        spread = X.std(axis=0)
-        self.center.assign(X.mean(axis=0))
-        self.scale.assign(np.where(spread > 0.0, spread, 1.0))
+        center, scale = column_moments(X)
+        self.center.assign(center)
+        self.scale.assign(scale)
 
     @check_shapes("X: [batch..., D]", "return: [batch..., D]")
     def __call__(self, X: TensorType) -> tf.Tensor:

@@ -14,6 +14,7 @@ from gpflow.kernels import Kernel
 
 from ..feature_maps import feature_map
 from ..latent_prior import latent_kernels
+from ..scaling import column_moments
 from ..spectral import infer_input_dim, is_stationary
 from .base import LinearNetwork
 from .warp import ResidualWarp
@@ -99,10 +100,9 @@ class RFE(LinearNetwork):
     def initialise(self, X: np.ndarray) -> None:
         """Centre (for stationary kernels) and, for the warp, scale the inputs by X [N, D]."""
         if self._centred:
-            X = np.asarray(X, dtype=np.float64)
-            spread = X.std(axis=0)
-            self.center.assign(X.mean(axis=0))
-            self.scale.assign(np.where(spread > 0.0, spread, 1.0))
+            center, scale = column_moments(X)
+            self.center.assign(center)
+            self.scale.assign(scale)
 
     @inherit_check_shapes
     def features(self, X: TensorType) -> tf.Tensor:

@@ -168,3 +168,9 @@ def test_errors() -> None:
         gpn.Sum()
     with pytest.raises(ValueError, match="input_dim is needed"):
         gpn.Deterministic(tf_keras.Sequential([tf_keras.layers.Dense(1)]))
+
+
+def test_parameters_have_one_path() -> None:
+    paths = gpflow.utilities.parameter_dict(rfe() + rfe(LONG))
+    assert len({id(parameter) for parameter in paths.values()}) == len(paths)
+    assert not any("_parts" in path for path in paths)

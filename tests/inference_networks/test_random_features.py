@@ -370,3 +370,13 @@ def test_inputs_of_another_dimension_are_refused():
     network = gpn.RFE(ard(), num_features=5)
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
         network(inputs(dim=3))
+
+
+@pytest.mark.parametrize("make", [gpn.RFE, gpn.AdaptiveBasis])
+def test_a_constant_column_is_not_scaled_by_the_rounding_of_its_mean(make):
+    X = np.hstack([np.linspace(0.0, 1.0, 7)[:, None], np.full((7, 1), 1e6 + 0.1)])
+    assert X.std(axis=0)[1] > 0.0  # what the test is about
+    network = make(kernel=kernels.SquaredExponential(), input_dim=2)
+    network.initialise(X)
+    inputs = network if make is gpn.RFE else network.body.inputs
+    np.testing.assert_allclose(inputs.scale, [X[:, 0].std(), 1.0], rtol=1e-6)

@@ -3,22 +3,22 @@
 import numpy as np
 import tensorflow as tf
 
-from gpflow_gpnet.noise import standard_normal
+from gpflow_gpnet.random_numbers import normal
 
 
 def test_moments_and_dependence_on_the_seed():
     """Mean and variance within five standard errors of 40,000 numbers."""
-    draw = standard_normal([200, 200], [3, 4], tf.float64).numpy()
+    draw = normal([200, 200], [3, 4], tf.float64).numpy()
     assert abs(draw.mean()) < 5 / 200 and abs(draw.var() - 1.0) < 5 * np.sqrt(2) / 200
     assert abs(np.mean(draw**4) - 3.0) < 5 * np.sqrt(96) / 200
-    np.testing.assert_array_equal(draw, standard_normal([200, 200], [3, 4], tf.float64))
-    other = standard_normal([200, 200], [4, 4], tf.float64).numpy()
+    np.testing.assert_array_equal(draw, normal([200, 200], [3, 4], tf.float64))
+    other = normal([200, 200], [4, 4], tf.float64).numpy()
     assert abs(np.corrcoef(draw.ravel(), other.ravel())[0, 1]) < 5 / 200
 
 
 def test_same_numbers_under_xla(float_type):
     def draw():
-        return standard_normal([50, 3], [3, 4], tf.as_dtype(float_type))
+        return normal([50, 3], [3, 4], tf.as_dtype(float_type))
 
     compiled = tf.function(draw, jit_compile=True)()
     assert compiled.dtype == float_type and np.all(np.isfinite(compiled))

@@ -1,0 +1,30 @@
+"""Random numbers that are functions of a seed, the same with and without XLA."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from check_shapes import check_shapes
+from gpflow.base import TensorType
+
+__all__ = ["ALGORITHM", "integers", "normal", "uniform"]
+
+ALGORITHM = "philox"
+"""The generator; TensorFlow's default one differs under XLA."""
+
+
+@check_shapes("seed: [2]", "return: [...]")
+def integers(shape: TensorType, seed: TensorType, low: int | None, high: int | None) -> tf.Tensor:
+    """Integers from low to high - 1, or any; unlike floats, the same with and without XLA."""
+    return tf.random.stateless_uniform(shape, seed, low, high, tf.int32, alg=ALGORITHM)
+
+
+@check_shapes("seed: [2]", "return: [...]")
+def uniform(shape: TensorType, seed: TensorType, dtype: tf.DType) -> tf.Tensor:
+    """Numbers strictly between 0 and 1, of as many bits as float32 has."""
+    return (tf.cast(integers(shape, seed, 0, 2**23), dtype) + 0.5) / 2**23
+
+
+@check_shapes("seed: [2]", "return: [...]")
+def normal(shape: TensorType, seed: TensorType, dtype: tf.DType) -> tf.Tensor:
+    """Independent N(0, 1) numbers, by the normal's quantile function."""
+    return tf.math.ndtri(uniform(shape, seed, dtype))
