@@ -24,10 +24,12 @@ from .likelihoods import KnownNoise, base_likelihood, observed
 from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
 from .spectral import is_stationary, smoothing_lengthscales
+from .step_sizes import LinearDecay
 
 __all__ = ["fit"]
 
 HELD_OUT_LIMIT = 2000
+_LEARNING_RATE = 0.01
 _HELD_OUT_ROWS = 256
 _PREDICTION_ROWS = 4096
 _LARGE_TARGETS = 30.0
@@ -62,7 +64,8 @@ def fit(
         (and third what a likelihood of :mod:`gpflow_gpnet.likelihoods` knows of each row); or a
         ``tf.data.Dataset`` or an iterable of such batches, taken as they come.
     :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet: the one that has trained
-        it so far, which then goes on, or a new one) or a Keras optimiser (default for others: Adam,
+        it so far, which then goes on, or a new one whose learning rate falls from 0.01 to a
+        twentieth of it over ``num_steps``) or a Keras optimiser (default for others: Adam,
         learning rate 0.01) on ``training_loss``.
     :param num_steps: steps to train; with a checkpoint, those already done count.
     :param batch_size: B, for arrays.
@@ -76,7 +79,8 @@ def fit(
     :param seed: fixes batch order, held-out rows, measurement points and TensorFlow's generator.
     :param progress: show a progress bar on terminals and in notebooks.
     :param held_out: fraction of the arrays' rows (2,000 at most) kept out of the steps where the
-        optimiser's ``noise`` is "held-out". They return for the final polishing.
+        optimiser's ``noise`` is "held-out", or "auto" and there are 1,000 rows or more. They
+        return for the final polishing.
     :param polish: whether to end with an exact pass over arrays, where steps are natural
         (:meth:`FunctionalMirrorDescent.polish`).
     :param polish_every: also after every so many steps, for features that move faster than
@@ -112,7 +116,10 @@ def fit(
         tf.random.set_seed(seed)
     if optimizer is None:
         optimizer = (
-            FunctionalMirrorDescent(seed=seed)
+            FunctionalMirrorDescent(
+                learning_rate=LinearDecay(_LEARNING_RATE, num_steps, 0.05 * _LEARNING_RATE),
+                seed=seed,
+            )
             if isinstance(model, GPNet)
             else tf_keras.optimizers.Adam(0.01)
         )
@@ -125,7 +132,7 @@ def fit(
         validation = None if held is None else held.data
     if mirror:
         optimizer.build(model)
-        train_step = optimizer.compiled_step()
+        train_step = optimizer.compiled_step(held is not None)
     else:
         train_step = _loss_step(model, optimizer)
     natural = mirror and optimizer.takes_natural_steps
@@ -203,9 +210,8 @@ def _sources(
     ArrayBatches | None,
 ]:
     """Batches by step; for arrays: those trained on, all rows, and held-out rows."""
-    needs_held_out = getattr(optimizer, "noise", None) == "held-out"
     if not _is_arrays(data):
-        if needs_held_out:
+        if getattr(optimizer, "noise", None) == "held-out":
             raise ValueError(
                 'noise="held-out" needs data as arrays, of which fit can hold some out.'
             )
@@ -218,7 +224,11 @@ def _sources(
     _check_num_data(model, len(batch[0]), batch_size)
     _warn_of_scale(model, batch)
     everything = ArrayBatches(batch, batch_size, seed)
-    if not needs_held_out:
+    if not (
+        isinstance(optimizer, FunctionalMirrorDescent)
+        and isinstance(model, GPNet)
+        and optimizer.holds_out(model, everything.num_rows)
+    ):
         return everything, everything, everything, None
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")

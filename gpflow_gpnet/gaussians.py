@@ -19,6 +19,7 @@ __all__ = [
     "cholesky",
     "cholesky_and_inverse",
     "condition",
+    "conjugate_gradients",
     "expected_log_ratio",
     "kl_divergence",
     "lower_root_of_inverse",
@@ -186,6 +187,44 @@ def lower_root_of_inverse(precision: tf.Tensor, name: str = "precision") -> tf.T
     """
     _, inverse = cholesky_and_inverse(tf.reverse(precision, axis=[-2, -1]), name)
     return tf.linalg.matrix_transpose(tf.reverse(inverse, axis=[-2, -1]))
+
+
+@check_shapes(
+    "matrix: [batch..., N, N]",
+    "target: [batch..., N]",
+    "start: [batch..., N]",
+    "root: [batch..., N, N]",
+    "return: [batch..., N]",
+)
+def conjugate_gradients(
+    matrix: tf.Tensor, target: tf.Tensor, start: tf.Tensor, root: tf.Tensor, iterations: int
+) -> tf.Tensor:
+    """A better solution of matrix x = target than the start, by preconditioned conjugate gradients.
+
+    Each iteration reduces the error's norm in the matrix, costs O(N²), and N of them are exact.
+
+    :param matrix: positive definite.
+    :param root: S with S Sᵀ ≈ matrix⁻¹; where that is exact, so is the first iteration.
+    """
+
+    def times(operator: tf.Tensor, vector: tf.Tensor, transpose: bool = False) -> tf.Tensor:
+        return tf.matmul(operator, vector[..., None], transpose_a=transpose)[..., 0]
+
+    def inner(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(left * right, axis=-1, keepdims=True)
+
+    solution, residual = start, target - times(matrix, start)
+    direction, old_size = tf.zeros_like(start), tf.ones_like(start[..., :1])
+    for _ in range(iterations):
+        preconditioned = times(root, times(root, residual, transpose=True))
+        size = inner(residual, preconditioned)
+        direction = preconditioned + size / old_size * direction
+        image = times(matrix, direction)
+        step = tf.math.divide_no_nan(size, inner(direction, image))
+        solution, residual = solution + step * direction, residual - step * image
+        # A residual of zero stays zero.
+        old_size = tf.where(size > 0.0, size, tf.ones_like(size))
+    return solution
 
 
 @check_shapes(

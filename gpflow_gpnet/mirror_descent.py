@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,6 +26,14 @@ __all__ = ["FunctionalMirrorDescent"]
 
 _POLISH_DRAWS = 32
 """Draws of the measurement points that polishing averages the prior correction over, at least."""
+
+
+_REFINEMENTS = 2
+"""Conjugate-gradient iterations on the weights' mean between factorisations."""
+
+
+_ROWS_TO_SPARE = 1000
+"""With fewer rows, holding some out costs more than a noise variance that is too small."""
 
 
 class _Site(NamedTuple):
@@ -65,8 +74,9 @@ class FunctionalMirrorDescent(tf.Module):
         *,
         conjugate: bool | str = "auto",
         prior_correction: bool = True,
-        noise: str = "objective",
+        noise: str = "auto",
         noise_decay: float = 0.95,
+        staleness: float = 0.0,
         scale_hyper_bound: bool = True,
         seed: int = 0,
         jit_compile: bool | None = None,
@@ -84,8 +94,12 @@ class FunctionalMirrorDescent(tf.Module):
         :param noise: how a Gaussian likelihood's variance is learned while it is trainable:
             "objective", by gradient; "training", a moving average of squared residual plus
             variance on the batch, the bound's maximiser; "held-out", of squared residual minus
-            variance on held-out rows, which over-fitting cannot shrink.
+            variance on held-out rows, which over-fitting cannot shrink; "auto": "held-out" where
+            steps are given such rows (``fit`` does from 1,000 rows on), else "objective".
         :param noise_decay: of the moving average, per step.
+        :param staleness: how much of the weights' covariance may be out of date in natural steps:
+            it is factorised anew, O(F³), once the step sizes since sum to more. Until then the mean
+            takes conjugate-gradient iterations, O(F²). 0: at every step.
         :param scale_hyper_bound: whether the bound for hyperparameters of the conjugate gradient
             step scales the likelihood by N / B; False as published.
         :param seed: of the measurement points, which depend on (seed, t) alone.
@@ -97,10 +111,14 @@ class FunctionalMirrorDescent(tf.Module):
             raise ValueError(f'natural must be True, False or "auto", got {natural!r}.')
         if conjugate not in (True, False, "auto"):
             raise ValueError(f'conjugate must be True, False or "auto", got {conjugate!r}.')
-        if noise not in ("objective", "training", "held-out"):
-            raise ValueError(f'noise must be "objective", "training" or "held-out", got {noise!r}.')
+        if noise not in ("auto", "objective", "training", "held-out"):
+            raise ValueError(
+                f'noise must be "auto", "objective", "training" or "held-out", got {noise!r}.'
+            )
         if not 0.0 <= noise_decay < 1.0:
             raise ValueError(f"noise_decay must be in [0, 1), got {noise_decay}.")
+        if not 0.0 <= staleness < 1.0:
+            raise ValueError(f"staleness must be in [0, 1), got {staleness}.")
         self.step_size = as_schedule(step_size)
         self.learning_rate = as_schedule(learning_rate)
         self.hyper_learning_rate = (
@@ -111,6 +129,7 @@ class FunctionalMirrorDescent(tf.Module):
         self.prior_correction = prior_correction
         self.noise = noise
         self.noise_decay = noise_decay
+        self.staleness = staleness
         self.scale_hyper_bound = scale_hyper_bound
         self.seed = seed
         self.jit_compile = jit_compile
@@ -144,7 +163,7 @@ class FunctionalMirrorDescent(tf.Module):
         if not bound:
             model.initialise(batch[0])
         held_out = model.checked(held_out) if held_out is not None else None
-        return self.compiled_step()(batch, held_out)
+        return self.compiled_step(held_out is not None)(batch, held_out)
 
     def build(self, model: GPNet) -> None:
         """Bind to the model and make all state, so that a checkpoint can be restored into it.
@@ -168,7 +187,7 @@ class FunctionalMirrorDescent(tf.Module):
                 f"natural=True needs a network linear in its weights with a full covariance, got "
                 f"{type(model.inference_network).__name__}."
             )
-        if self.noise != "objective" and _noise_parameter(model) is None:
+        if self.noise in ("training", "held-out") and _noise_parameter(model) is None:
             raise ValueError(
                 f'noise="{self.noise}" needs a Gaussian likelihood with one variance, got '
                 f"{type(model.likelihood).__name__}."
@@ -238,15 +257,18 @@ class FunctionalMirrorDescent(tf.Module):
         """Whether steps on the bound model are natural."""
         return bool(self.natural) and _has_natural_steps(self._model)
 
-    def compiled_step(self) -> Callable[..., tf.Tensor]:
+    def compiled_step(self, held_out: bool = False) -> Callable[..., tf.Tensor]:
         """The step (batch, held_out=None) -> loss on the bound model, for tensors already checked.
+
+        :param held_out: whether it will be given held-out rows.
 
         One function for each set of trainable variables, so that freezing and unfreezing between
         steps works: ask again after ``set_trainable``.
         """
-        network_variables, hyper_variables = self._variables()
+        noise = self._noise_rule(held_out)
+        network_variables, hyper_variables = self._variables(noise)
         key = (
-            self._noise,
+            noise,
             self.takes_natural_steps and _frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
@@ -255,7 +277,10 @@ class FunctionalMirrorDescent(tf.Module):
             self._hyper_adam._create_all_weights(hyper_variables)
             # reduce_retracing: a second batch size gives a second, shape-free trace, and no third.
             self._compiled.step[key] = tf.function(
-                self._step, autograph=False, reduce_retracing=True, jit_compile=self.jit_compile
+                partial(self._step, noise),
+                autograph=False,
+                reduce_retracing=True,
+                jit_compile=self.jit_compile,
             )
         return self._compiled.step[key]
 
@@ -298,13 +323,24 @@ class FunctionalMirrorDescent(tf.Module):
 
     # ------------------------------------------------------------------ the compiled step
 
-    @property
-    def _noise(self) -> str:
-        """:attr:`noise`, but "objective" (no tracking) while the variance is frozen."""
-        parameter = _noise_parameter(self._model)
-        return self.noise if parameter is not None and parameter.trainable else "objective"
+    def holds_out(self, model: GPNet, rows: int) -> bool:
+        """Whether training on so many rows should keep some for the noise."""
+        parameter = _noise_parameter(model)
+        learns = parameter is not None and parameter.trainable
+        return self.noise == "held-out" or (
+            self.noise == "auto" and learns and rows >= _ROWS_TO_SPARE
+        )
 
-    def _variables(self) -> tuple[list[tf.Variable], list[tf.Variable]]:
+    def _noise_rule(self, held_out: bool) -> str:
+        """:attr:`noise` as it is for a step; "objective" (no tracking) if the variance is frozen."""
+        parameter = _noise_parameter(self._model)
+        if parameter is None or not parameter.trainable:
+            return "objective"
+        if self.noise == "auto":
+            return "held-out" if held_out else "objective"
+        return self.noise
+
+    def _variables(self, noise: str) -> tuple[list[tf.Variable], list[tf.Variable]]:
         """Trainable variables that take Adam steps: the network's, and hyperparameters."""
         model = self._model
         hyper: list[tf.Variable] = []
@@ -315,30 +351,33 @@ class FunctionalMirrorDescent(tf.Module):
             network = model.inference_network
             skip |= {id(p.unconstrained_variable) for p in (network.q_mu, network.q_sqrt)}
         tracked = _noise_parameter(model)
-        if self.noise != "objective" and tracked is not None:
+        if noise != "objective" and tracked is not None:
             hyper = [v for v in hyper if v is not tracked.unconstrained_variable]
         network_variables = [
             v for v in model.inference_network.trainable_variables if id(v) not in skip
         ]
         return network_variables, hyper
 
-    def _step(self, batch: RegressionData, held_out: RegressionData | None = None) -> tf.Tensor:
+    def _step(
+        self, noise: str, batch: RegressionData, held_out: RegressionData | None = None
+    ) -> tf.Tensor:
         X, Y = self._model.scaled(batch)
-        if self._noise == "held-out":
+        if noise == "held-out":
             if held_out is None:
                 raise ValueError('noise="held-out" needs held_out rows at each step.')
             rows, targets = self._model.scaled(held_out)
             mean, variance = self._model.inference_network(rows)
             self._track_noise(rows, targets, mean, variance, sign=-1.0)
-        loss = self._natural_step(X, Y) if self.takes_natural_steps else self._gradient_step(X, Y)
+        take = self._natural_step if self.takes_natural_steps else self._gradient_step
+        loss = take(noise, X, Y)
         self.t.assign_add(1)
         return loss
 
     def _measurement_seed(self) -> tf.Tensor:
         return tf.stack([tf.constant(self.seed, tf.int32), tf.cast(self.t, tf.int32)])
 
-    def _apply(self, gradients: Sequence[tf.Tensor]) -> None:
-        network_variables, hyper_variables = self._variables()
+    def _apply(self, noise: str, gradients: Sequence[tf.Tensor]) -> None:
+        network_variables, hyper_variables = self._variables(noise)
         split = len(network_variables)
         for adam, grads, variables in (
             (self._adam, gradients[:split], network_variables),
@@ -348,14 +387,14 @@ class FunctionalMirrorDescent(tf.Module):
             if pairs:
                 adam.apply_gradients(pairs)
 
-    def _natural_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+    def _natural_step(self, noise: str, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
         """Move everything by gradients at the present weights, from one pass.
 
         Gradients at weights that have just absorbed the batch learn faster at first, but from
         residuals that are too small, and end worse (measured on kin8nm).
         """
         model, network = self._model, self._model.inference_network
-        network_variables, hyper_variables = self._variables()
+        network_variables, hyper_variables = self._variables(noise)
         variables = network_variables + hyper_variables
         batch = tf.shape(X)[0]
         corrected = self.prior_correction and not network.matches_prior
@@ -378,9 +417,9 @@ class FunctionalMirrorDescent(tf.Module):
         if factors is not None:
             correction = _correction_parameters(measured, factors, offset)
             precision, shift = precision + correction[0], shift + correction[1]
-        self._natural_parameters.mix(self.step_size(self.t), precision, shift)
-        self._apply(gradients)
-        if self._noise == "training":
+        self._natural_parameters.mix(self.step_size(self.t), precision, shift, self.staleness)
+        self._apply(noise, gradients)
+        if noise == "training":
             self._track_noise(X, Y, mean, variance)
         return loss
 
@@ -404,9 +443,9 @@ class FunctionalMirrorDescent(tf.Module):
         factors = model.prior_factors(points, features)
         return _correction_parameters(features, factors, network.offset(points))
 
-    def _gradient_step(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+    def _gradient_step(self, noise: str, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
         model = self._model
-        network_variables, hyper_variables = self._variables()
+        network_variables, hyper_variables = self._variables(noise)
         variables = network_variables + hyper_variables
         seed = self._measurement_seed()
         conjugate = bool(self.conjugate) and _is_conjugate(model)
@@ -418,8 +457,8 @@ class FunctionalMirrorDescent(tf.Module):
             else:
                 loss = -model.functional_elbo(X, Y, points)
             loss -= model.log_prior_density()
-        self._apply(tape.gradient(loss, variables))
-        if self._noise == "training":
+        self._apply(noise, tape.gradient(loss, variables))
+        if noise == "training":
             self._track_noise(X, Y, *model.inference_network(X))
         return loss
 
@@ -623,6 +662,7 @@ class _NaturalParameters(tf.Module):
             tf.zeros([num_latents, num_features, num_features], dtype), trainable=False
         )
         self.shift = tf.Variable(tf.zeros([num_latents, num_features], dtype), trainable=False)
+        self.age = tf.Variable(tf.zeros([], dtype), trainable=False)  # of q_sqrt, in step sizes
         self.fingerprint = tf.Variable(self._fingerprint() + 1, trainable=False)
 
     def _fingerprint(self) -> tf.Tensor:
@@ -642,7 +682,13 @@ class _NaturalParameters(tf.Module):
         mean = tf.transpose(self._network.q_mu)[..., None]
         return precision, tf.matmul(precision, mean)[..., 0]
 
-    def mix(self, beta: tf.Tensor | float, precision: tf.Tensor, shift: tf.Tensor) -> None:
+    def mix(
+        self,
+        beta: tf.Tensor | float,
+        precision: tf.Tensor,
+        shift: tf.Tensor,
+        staleness: float = 0.0,
+    ) -> None:
         """Step of size β from the present natural parameters to the given ones.
 
         What is frozen of q_mu and q_sqrt stays: with the mean frozen the covariance alone moves;
@@ -651,27 +697,50 @@ class _NaturalParameters(tf.Module):
         mean_stays, root_stays = _frozen(self._network)
         if mean_stays and root_stays:
             return
+        unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
         old_precision, old_shift = tf.cond(
-            tf.reduce_all(self._fingerprint() == self.fingerprint),
-            lambda: (self.precision.value(), self.shift.value()),
-            self._read,
+            unchanged, lambda: (self.precision.value(), self.shift.value()), self._read
         )
         beta = tf.cast(beta, precision.dtype)
-        mean = tf.transpose(self._network.q_mu)[..., None]  # [L, F, 1]
         new_precision = old_precision
         new_shift = (1.0 - beta) * old_shift + beta * shift
         if not root_stays:
             new_precision = (1.0 - beta) * old_precision + beta * precision
         else:
-            new_shift += beta * tf.matmul(old_precision - precision, mean)[..., 0]
+            new_shift += beta * self._times_mean(old_precision - precision)
         if mean_stays:
-            new_shift = tf.matmul(new_precision, mean)[..., 0]
-        root = gaussians.lower_root_of_inverse(new_precision, "the weights' precision")
+            new_shift = self._times_mean(new_precision)
+        self.precision.assign(new_precision)
+        self.shift.assign(new_shift)
+        self.age.assign_add(beta)
+        if not staleness or mean_stays or root_stays:
+            self._factorise()
+        else:
+            fresh = tf.logical_and(unchanged, self.age <= staleness)
+            tf.cond(fresh, self._refine_mean, self._factorise)
+        self.fingerprint.assign(self._fingerprint())
+
+    def _times_mean(self, matrix: tf.Tensor) -> tf.Tensor:
+        return tf.matmul(matrix, tf.transpose(self._network.q_mu)[..., None])[..., 0]
+
+    def _factorise(self) -> None:
+        """Read q_mu and q_sqrt, but what is frozen, off the natural parameters."""
+        mean_stays, root_stays = _frozen(self._network)
+        root = gaussians.lower_root_of_inverse(self.precision.value(), "the weights' precision")
         if not mean_stays:
-            mean = tf.matmul(root, tf.matmul(root, new_shift[..., None], transpose_a=True))
+            mean = tf.matmul(root, tf.matmul(root, self.shift[..., None], transpose_a=True))
             self._network.q_mu.assign(tf.transpose(mean[..., 0]))
         if not root_stays:
             self._network.q_sqrt.assign(root)
-        self.precision.assign(new_precision)
-        self.shift.assign(new_shift)
-        self.fingerprint.assign(self._fingerprint())
+        self.age.assign(tf.zeros_like(self.age))
+
+    def _refine_mean(self) -> None:
+        """Improve q_mu with the last factorisation, and leave q_sqrt."""
+        mean = gaussians.conjugate_gradients(
+            self.precision.value(),
+            self.shift.value(),
+            tf.transpose(self._network.q_mu),
+            tf.convert_to_tensor(self._network.q_sqrt),
+            _REFINEMENTS,
+        )
+        self._network.q_mu.assign(tf.transpose(mean))

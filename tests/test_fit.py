@@ -239,8 +239,8 @@ class Recorder(gpn.FunctionalMirrorDescent):
         super().__init__(**kwargs)
         self.trained, self.held, self.polished = set(), set(), set()
 
-    def compiled_step(self):
-        step = super().compiled_step()
+    def compiled_step(self, held_out=False):
+        step = super().compiled_step(held_out)
 
         def recorded(batch, held_out=None):
             self.trained |= set(batch[0].numpy().ravel())
@@ -266,6 +266,19 @@ def test_held_out_rows_are_in_no_step_and_find_the_noise(rng):
     assert optimizer.polished == set(X.ravel())
     assert 0.06 < model.likelihood.variance.numpy() < 0.13
     assert np.isfinite(history["validation_nlpd"][-1])
+
+
+@pytest.mark.parametrize(
+    "rows, trainable, held", [(1000, True, 100), (999, True, 0), (1000, False, 0)]
+)
+def test_by_default_large_data_with_a_noise_to_learn_spare_a_tenth(rng, rows, trainable, held):
+    model = make_gpnet(rows, num_features=2)
+    gpflow.set_trainable(model.likelihood, trainable)
+    optimizer = Recorder() if held else gpn.FunctionalMirrorDescent()
+    history = fit(model, make_data(rng, rows), 20, optimizer=optimizer, batch_size=100)
+    assert ("validation_nlpd" in history) == bool(held)
+    if held:
+        assert len(optimizer.held) == held and len(optimizer.trained) == rows - held
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1])

@@ -238,3 +238,24 @@ def test_algebra_compiles_under_xla(rng):
     eager = step(*map(tf.constant, (prior, cov, mean, y)))
     for got, expected in zip(compiled, eager, strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+def test_conjugate_gradients(rng):
+    """Exact at once with the exact root, after N iterations with any; a solution stays."""
+    A = rng.normal(size=(2, 6, 6))
+    matrix = A @ A.transpose(0, 2, 1) + np.eye(6)
+    target, start = rng.normal(size=(2, 2, 6))
+    solution = np.linalg.solve(matrix, target[..., None])[..., 0]
+    exact = gaussians.lower_root_of_inverse(tf.constant(matrix))
+    rough = np.broadcast_to(np.eye(6), (2, 6, 6))
+    for root, iterations in ((exact, 1), (rough, 6), (exact, 3)):
+        found = gaussians.conjugate_gradients(matrix, target, start, root, iterations)
+        np.testing.assert_allclose(found, solution, atol=1e-10)
+    stays = gaussians.conjugate_gradients(matrix, np.zeros((2, 6)), np.zeros((2, 6)), rough, 2)
+    np.testing.assert_array_equal(stays, 0.0)
+    errors = []
+    for iterations in range(4):
+        found = gaussians.conjugate_gradients(matrix, target, start, rough, iterations)
+        gap = np.asarray(found) - solution
+        errors.append(np.einsum("li,lij,lj->l", gap, matrix, gap))
+    assert (np.diff(errors, axis=0) < 0.0).all()

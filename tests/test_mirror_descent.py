@@ -143,6 +143,42 @@ def test_identity_7_natural_parameters_contract_by_one_minus_beta(rng):
             )
 
 
+def test_stale_covariance_ends_at_the_same_posterior(rng):
+    """Natural parameters are the same at every step; the mean trails them by little."""
+    data = make_data(rng)
+    models = [make_model(Gaussian(0.04), 30) for _ in range(2)]
+    optimizers = [constant_step(0.1, staleness=staleness) for staleness in (0.0, 0.35)]
+    means, ages = [], []
+    for _ in range(100):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.minimize(model, data)
+        means.append([model.inference_network.q_mu.numpy() for model in models])
+        ages.append(optimizers[1]._natural_parameters.age.numpy().item())
+    np.testing.assert_allclose(ages[:8], [0.0, 0.1, 0.2, 0.3] * 2, atol=1e-12)
+    parameters = [optimizer._natural_parameters for optimizer in optimizers]
+    for name in ("precision", "shift"):
+        exact, stale = (getattr(each, name).numpy() for each in parameters)
+        np.testing.assert_allclose(stale, exact, atol=1e-10 * np.abs(exact).max())
+    scale = np.abs(means[-1][0]).max()
+    assert max(np.abs(exact - stale).max() for exact, stale in means) < 0.3 * scale
+    np.testing.assert_allclose(means[-1][1], means[-1][0], atol=1e-3 * scale)
+    for exact, stale in zip(*map(weights, models), strict=True):
+        np.testing.assert_allclose(stale, exact, atol=1e-3 * np.abs(exact).max())
+
+
+def test_stale_covariance_is_made_anew_when_somebody_moves_the_weights(rng):
+    data = make_data(rng)
+    model, optimizer = make_model(Gaussian(0.04), 30), constant_step(0.1, staleness=0.9)
+    optimizer.minimize(model, data)
+    before = model.inference_network.q_sqrt.numpy()
+    optimizer.minimize(model, data)
+    np.testing.assert_array_equal(model.inference_network.q_sqrt, before)
+    model.inference_network.q_mu.assign(model.inference_network.q_mu + 1.0)
+    optimizer.minimize(model, data)
+    assert np.abs(model.inference_network.q_sqrt - before).max() > 1e-6
+    assert optimizer._natural_parameters.age.numpy() == 0.0
+
+
 @pytest.mark.parametrize("likelihood", [Gaussian(0.04), Poisson()])
 def test_identity_9_minibatches_average_to_the_full_increment(rng, likelihood):
     """The ragged last batch included."""
