@@ -259,3 +259,22 @@ def test_conjugate_gradients(rng):
         gap = np.asarray(found) - solution
         errors.append(np.einsum("li,lij,lj->l", gap, matrix, gap))
     assert (np.diff(errors, axis=0) < 0.0).all()
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_product_with_a_lower_triangular_factor_by_blocks(rng, batch):
+    """Values and gradients are those of the plain product, which is what small factors get."""
+    size = 803
+    matrix = tf.constant(rng.normal(size=(*batch, 5, size)))
+    factor = tf.constant(np.tril(rng.normal(size=(*batch, size, size))))
+    upstream = tf.constant(rng.normal(size=(*batch, 5, size)))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([matrix, factor])
+        found, expected = gaussians.times_lower(matrix, factor), tf.matmul(matrix, factor)
+        values = [tf.reduce_sum(upstream * product) for product in (found, expected)]
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+    (d_matrix, d_factor), plain = (tape.gradient(value, [matrix, factor]) for value in values)
+    np.testing.assert_allclose(d_matrix, plain[0], atol=1e-10)
+    np.testing.assert_allclose(d_factor, np.tril(plain[1]), atol=1e-10)
+    more = gaussians.times_lower(matrix[..., None, :, :], factor[..., None, :, :])
+    np.testing.assert_allclose(more[..., 0, :, :], expected, atol=1e-10)

@@ -12,6 +12,8 @@ from gpflow.config import default_float
 from gpflow.kullback_leiblers import gauss_kl
 from gpflow.utilities import positive, triangular
 
+from .. import gaussians
+
 __all__ = [
     "DiagonalGaussian",
     "FullGaussian",
@@ -79,7 +81,7 @@ class FullGaussian(WeightGaussian):
 
     @inherit_check_shapes
     def project(self, features: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(features, self.q_sqrt)
+        return gaussians.times_lower(features, tf.convert_to_tensor(self.q_sqrt))
 
     @inherit_check_shapes
     def prior_kl(self) -> tf.Tensor:
