@@ -93,9 +93,7 @@ def times_lower(matrix: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
             ]
             d_factor = [
                 tf.pad(
-                    tf.matmul(
-                        matrix[..., start:], upstream[..., start:stop], transpose_a=True
-                    ),
+                    tf.matmul(matrix[..., start:], upstream[..., start:stop], transpose_a=True),
                     [[0, 0]] * (len(factor.shape) - 2) + [[start, 0], [0, 0]],
                 )
                 for start, stop in blocks

@@ -332,7 +332,7 @@ class FunctionalMirrorDescent(tf.Module):
         )
 
     def _noise_rule(self, held_out: bool) -> str:
-        """:attr:`noise` as it is for a step; "objective" (no tracking) if the variance is frozen."""
+        """:attr:`noise` as it is for a step: "objective" (no tracking) for a frozen variance."""
         parameter = _noise_parameter(self._model)
         if parameter is None or not parameter.trainable:
             return "objective"
@@ -451,11 +451,11 @@ class FunctionalMirrorDescent(tf.Module):
         conjugate = bool(self.conjugate) and _is_conjugate(model)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
-            points = tf.concat([X, model.measurement_points(X, seed)], axis=0)
+            points = model.measurement_points(X, seed)
             if conjugate:
                 loss = self._conjugate_loss(X, Y, points, bool(hyper_variables))
             else:
-                loss = -model.functional_elbo(X, Y, points)
+                loss = -model.functional_elbo(X, Y, tf.concat([X, points], axis=0))
             loss -= model.log_prior_density()
         self._apply(noise, tape.gradient(loss, variables))
         if noise == "training":
@@ -469,28 +469,26 @@ class FunctionalMirrorDescent(tf.Module):
         minus the bound that hyperparameters maximise."""
         model = self._model
         batch = tf.shape(X)[0]
-        mean, cov = model.inference_network(points, full_cov=True)
-        prior = tf.stop_gradient(model.prior_covariance(points))
+        old_mean, old_cov, mean, cov = model.inference_network.joint_moments(X, points)
+        old_mean, mean = tf.transpose(old_mean), tf.transpose(mean)
+        prior = tf.stop_gradient(model.prior_covariance(tf.concat([X, points], axis=0)))
         jitter = gaussians.nugget(prior)
-        mean, cov = tf.transpose(mean), gaussians.add_diagonal(cov, jitter)
         target_mean, target_cov = mirror_step_target(
             model,
             X,
             Y,
             self.step_size(self.t),
             gaussians.add_diagonal(prior, jitter),
-            tf.stop_gradient(mean),
-            tf.stop_gradient(cov),
+            old_mean,
+            gaussians.add_diagonal(old_cov, jitter),
         )
         loss = tf.reduce_sum(
             gaussians.kl_divergence(
-                mean[:, batch:], cov[:, batch:, batch:], target_mean, target_cov
+                mean, gaussians.add_diagonal(cov, jitter), target_mean, target_cov
             )
         )
         if learn_hyperparameters:
-            loss -= self._hyper_bound(
-                X, Y, *(tf.stop_gradient(m) for m in (mean[:, :batch], cov[:, :batch, :batch]))
-            )
+            loss -= self._hyper_bound(X, Y, old_mean[:, :batch], old_cov[:, :batch, :batch])
         return loss
 
     def _hyper_bound(

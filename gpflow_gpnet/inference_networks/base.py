@@ -33,6 +33,21 @@ class InferenceNetwork(Module, abc.ABC):
     def __call__(self, X: TensorType, full_cov: bool = False) -> MeanAndVariance:
         """Mean and (co)variance of L latent GPs at X."""
 
+    @check_shapes(
+        "X: [B, D]",
+        "points: [M, D]",
+        "return[0]: [J, L]",
+        "return[1]: [L, J, J]",
+        "return[2]: [M, L]",
+        "return[3]: [L, M, M]",
+    )
+    def joint_moments(
+        self, X: TensorType, points: TensorType
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Moments at X and points together, as constants, and at points, for gradients."""
+        mean, cov = self(tf.concat([X, points], axis=0), full_cov=True)
+        return (tf.stop_gradient(mean), tf.stop_gradient(cov), *self(points, full_cov=True))
+
     @property
     def num_latent_gps(self) -> int | None:
         """L, or None where the network leaves it to the model."""
@@ -138,6 +153,27 @@ class LinearNetwork(InferenceNetwork):
         cov = tf.matmul(root, root, transpose_b=True)
         residual = self.residual_covariance(X, features, full_cov=True)
         return self._mean(features, X), cov if residual is None else cov + residual
+
+    @inherit_check_shapes
+    def joint_moments(
+        self, X: TensorType, points: TensorType
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        if type(self).residual_covariance is not LinearNetwork.residual_covariance:
+            return super().joint_moments(X, points)
+        rows, measured = self.latent_features(X), self.latent_features(points)
+        rows_mean, mean = self._mean(rows, X), self._mean(measured, points)
+        rows_root, root = self.weights.project(rows), self.weights.project(measured)
+        cov = tf.matmul(root, root, transpose_b=True)
+        cross = tf.matmul(rows_root, root, transpose_b=True)
+        joint = tf.concat(
+            [
+                tf.concat([tf.matmul(rows_root, rows_root, transpose_b=True), cross], axis=-1),
+                tf.concat([tf.linalg.matrix_transpose(cross), cov], axis=-1),
+            ],
+            axis=-2,
+        )
+        joint_mean = tf.concat([rows_mean, mean], axis=0)
+        return tf.stop_gradient(joint_mean), tf.stop_gradient(joint), mean, cov
 
     def _mean(self, features: tf.Tensor, X: TensorType) -> tf.Tensor:
         mean, offset = self.weights.mean(features), self.offset(X)
