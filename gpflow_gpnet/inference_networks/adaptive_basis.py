@@ -28,7 +28,8 @@ class AdaptiveBasis(LinearNetwork):
     (Snoek et al. 2015; as an inference network for GPs, Shi et al. 2019, section 4.2.) The
     amplitude s makes the variance φ(x)ᵀφ(x), averaged over inputs, the kernel's at the start. The
     prior w ~ N(0, I) in these features is not the kernel's: the model's correction accounts for the
-    difference. Weights take natural steps, body and amplitude Adam steps.
+    difference. Weights take natural steps, body and amplitude Adam steps, on the objective plus the
+    log density of a Gaussian prior over the body's weights.
 
     A step costs the body's O(B |Ω|) and the weights' O(B F²) + O(F³), F the width of the last
     hidden layer plus 1.
@@ -43,6 +44,7 @@ class AdaptiveBasis(LinearNetwork):
         input_dim: int | None = None,
         covariance: str | int = "full",
         residual_mean: bool | Any = False,
+        weight_prior: bool = True,
         num_latent_gps: int | None = None,
         seed: int = 0,
     ) -> None:
@@ -57,6 +59,9 @@ class AdaptiveBasis(LinearNetwork):
         :param residual_mean: add a deterministic function to the mean: True, an MLP of the same
             widths that starts at 0; or a tf_keras model, rows [N, D] to [N, L], such as one trained
             before. It is penalised at the correction's measurement points alone.
+        :param weight_prior: whether the layers' weights and biases have the distribution they are
+            drawn from as their prior. Without it a wide body over-fits: nothing else holds it where
+            no measurement point is. A Keras model has none.
         :param num_latent_gps: L; by default what the kernel says, else 1.
         :param seed: of the body.
         :raises TypeError: for a Keras 3 model.
@@ -79,13 +84,16 @@ class AdaptiveBasis(LinearNetwork):
                 rng,
                 start.lengthscales,
                 activate_outputs=True,
+                weight_prior=weight_prior,
             )
         self.residual_mean: KerasBody | MLP | None = None
         if callable(residual_mean):
             self.residual_mean = KerasBody(residual_mean, start.input_dim)
         elif residual_mean:
             sizes = [start.input_dim, *(widths or (100, 50)), start.num_latent_gps]
-            self.residual_mean = MLP(sizes, activation, rng, start.lengthscales, "zero")
+            self.residual_mean = MLP(
+                sizes, activation, rng, start.lengthscales, "zero", weight_prior=weight_prior
+            )
         if self.residual_mean and self.residual_mean.num_outputs != start.num_latent_gps:
             raise ValueError(
                 f"residual_mean must give {start.num_latent_gps} columns, one for each latent GP, "

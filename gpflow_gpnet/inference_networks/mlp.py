@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 from check_shapes import check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import AnyNDArray, TensorType
@@ -98,6 +99,7 @@ class MLP(Module):
         lengthscales: AnyNDArray,
         start: str = "random",
         activate_outputs: bool = False,
+        weight_prior: bool = False,
     ) -> None:
         """
         :param sizes: D, the widths of the hidden layers, and the number of outputs.
@@ -105,6 +107,8 @@ class MLP(Module):
         :param lengthscales: of the inputs [D], 0 where unknown.
         :param start: of the output: "random", "zero" (last weights 0) or "paired".
         :param activate_outputs: give σ(z_K) instead.
+        :param weight_prior: give weights and biases the distribution that they are drawn from as
+            their prior, which the model's objective then counts.
         """
         super().__init__()
         self.activation = as_activation(activation)
@@ -123,6 +127,7 @@ class MLP(Module):
         self.b = [Parameter(b) for b in offsets]
         self._lengthscales = np.asarray(lengthscales)
         self._gain = np.ones(sizes[0])
+        self._weight_prior = weight_prior
         self._steepen()
 
     def _steepen(self) -> None:
@@ -132,6 +137,14 @@ class MLP(Module):
         self.W[0].assign(self.W[0] * (gain / self._gain)[:, None])
         self.b[0].assign(self.b[0] * np.sqrt(np.mean(gain**2) / np.mean(self._gain**2)))
         self._gain = gain
+        if self._weight_prior:
+            self._set_priors(gain)
+
+    def _set_priors(self, gain: np.ndarray) -> None:
+        for index, (W, b) in enumerate(zip(self.W, self.b, strict=True)):
+            first = index == 0
+            W.prior = _centred_normal((gain if first else np.ones(W.shape[0])) / W.shape[0] ** 0.5)
+            b.prior = _centred_normal(np.sqrt(np.mean(gain**2)) if first else 1.0)
 
     @property
     def center(self) -> Parameter:
@@ -174,6 +187,14 @@ class MLP(Module):
             signals.insert(0, signal)
             signal = tf.matmul(signal, self.W[index], transpose_b=True)
         return outputs, activations, signals
+
+
+def _centred_normal(scale: AnyNDArray | float) -> tfp.distributions.Normal:
+    """N(0, scale²), one scale for each row of weights."""
+    scale = np.asarray(scale, default_float())
+    return tfp.distributions.Normal(
+        tf.zeros([], default_float()), tf.constant(scale[:, None] if scale.ndim else scale)
+    )
 
 
 def with_ones(X: tf.Tensor) -> tf.Tensor:

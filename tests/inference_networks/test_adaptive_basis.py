@@ -183,3 +183,31 @@ def test_where_sizes_come_from():
             gpn.AdaptiveBasis(widths, input_dim=1)
     with pytest.raises(ValueError, match="rows"):
         gpn.AdaptiveBasis(tf_keras.Sequential([tf_keras.layers.Reshape((1, 1))]), input_dim=1)
+
+
+def test_weights_have_the_distribution_that_they_are_drawn_from_as_prior(rng):
+    """A thousand draws of a layer have the prior's mean and spread; the objective counts it."""
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=[0.5, 2.0])
+    network = gpn.AdaptiveBasis((2000, 30), kernel=kernel)
+    X = rng.normal(size=(500, 2)) * [1.0, 3.0]
+    network.initialise(X)
+    body = network.body
+    for parameter in (*body.W, *body.b):
+        whitened = parameter.numpy() / parameter.prior.stddev().numpy()
+        tolerance = 4.0 / np.sqrt(whitened.size)
+        assert abs(whitened.mean()) < tolerance
+        assert abs(whitened.std() - 1.0) < tolerance
+    np.testing.assert_allclose(
+        body.W[0].prior.stddev()[:, 0], X.std(axis=0) / [0.5, 2.0] / np.sqrt(2.0)
+    )
+    expected = sum(
+        -0.5 * np.sum((p / s) ** 2 + np.log(2.0 * np.pi * s**2))
+        for p, s in (
+            (parameter.numpy(), np.broadcast_to(parameter.prior.stddev(), parameter.shape))
+            for parameter in (*body.W, *body.b)
+        )
+    )
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), network, num_data=500)
+    np.testing.assert_allclose(model.log_prior_density(), expected)
+    plain = gpn.AdaptiveBasis((20,), kernel=kernel, weight_prior=False)
+    assert all(parameter.prior is None for parameter in plain.parameters)
