@@ -3,8 +3,8 @@
     python benchmarks/steps.py [--rounds 15] [--dtype float64] [--out benchmarks/results/steps.csv]
 
 All cases are made first and then timed in turn, round after round, so that other work on the
-machine meets them alike; what is printed are medians, and their ratios to SVGP's Adam step. The floor
-of a step is its arithmetic, counted, over the rates of matrix products and Cholesky factors
+machine meets them alike; what is printed are medians, and their ratios to SVGP's Adam step. The
+floor of a step is its arithmetic, counted, over the rates of matrix products and Cholesky factors
 measured in the same rounds.
 """
 
@@ -29,7 +29,6 @@ from machine import describe_machine
 from published_step import published_gradients
 
 import gpflow_gpnet as gpn
-from gpflow_gpnet import gaussians
 
 NUM_DATA, DIM, BATCH, INDUCING = 7372, 8, 500, 500
 LATE = 1000
@@ -159,9 +158,7 @@ def published_problem(
     gpflow.set_trainable(kernel, False)
     gpflow.set_trainable(likelihood, False)
     network = gpn.RFE(kernel, DIM, frequencies)
-    model = gpn.GPNet(
-        kernel, likelihood, network, num_data=NUM_DATA, num_measurement_points=BATCH
-    )
+    model = gpn.GPNet(kernel, likelihood, network, num_data=NUM_DATA, num_measurement_points=BATCH)
     return model, tf.constant(data.X[:BATCH]), deepcopy(network)
 
 
