@@ -186,6 +186,9 @@ def fit(
             if manager is not None and (saving or stopping):
                 manager.save(number)
             if stopping:
+                if losses:  # since the last look
+                    seconds, loss = time.perf_counter() - started, _mean_loss(losses, number)
+                    history.append(step=number, seconds=seconds, loss=loss)
                 break
     for callback in callbacks:
         if isinstance(callback, Callback):
