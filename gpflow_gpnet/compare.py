@@ -118,7 +118,7 @@ def compare(
         raise ValueError(f"{path} holds results for other data or settings: choose another file.")
     done = {(row["method"], row["split"]) for row in rows}
     todo = [(name, index) for index in indices for name in models if (name, index) not in done]
-    with tqdm(todo, disable=None if progress else True, unit="model") as bar:
+    with tqdm(todo, disable=None if progress else True, unit="model", leave=None) as bar:
         for name, index in bar:
             bar.set_postfix_str(f"{name}, split {index}")
             row = {"method": name, "split": index, "data": fingerprint}

@@ -7,6 +7,7 @@ again once their lines are deleted from the file.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -196,6 +197,7 @@ def _run_problem(
 
 
 def _trained(train: Callable[[Task], Trained], X: AnyNDArray, Y: AnyNDArray, **kwargs: Any) -> Any:
+    gc.collect()  # graphs of the models before
     model, history = train(Task(X, Y, progress=True, **kwargs))
     return model if history is None else (model, history)
 
