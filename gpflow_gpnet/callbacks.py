@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import time
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +11,7 @@ from gpflow import Module
 
 from .history import History
 
-__all__ = ["Callback", "EarlyStopping"]
+__all__ = ["Callback", "EarlyStopping", "TimeLimit"]
 
 
 class Callback(abc.ABC):
@@ -76,3 +77,23 @@ class EarlyStopping(Callback):
         if self._snapshot:
             for variable, value in zip(self.model.variables, self._snapshot, strict=True):
                 variable.assign(value)
+
+
+class TimeLimit(Callback):
+    """Stop after so many seconds of training, compiling included."""
+
+    def __init__(self, seconds: float) -> None:
+        """
+        :param seconds: from the first step's start; one step is always taken.
+        :raises ValueError: for no number, or a negative one.
+        """
+        if not seconds >= 0.0:
+            raise ValueError(f"seconds must not be negative, got {seconds}.")
+        self.seconds = seconds
+
+    def on_start(self, model: Module, history: History) -> None:
+        super().on_start(model, history)
+        self._end = time.perf_counter() + self.seconds
+
+    def __call__(self, step: int) -> bool | None:
+        return time.perf_counter() >= self._end

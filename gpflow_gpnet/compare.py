@@ -7,7 +7,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ METRICS = (
 )
 """Columns of results, lower is better but for coverages, which should be what they say."""
 
+_STEPS = "steps"
+
 LEVELS = np.arange(0.5, 100.0) / 100.0
 """Quantile levels that scores are computed from."""
 
@@ -56,7 +58,11 @@ def compare(
     test_data: Any = None,
     splits: int | Iterable[int] = 1,
     train_fraction: float = 0.9,
+    num_test: int | None = None,
+    quantile_rows: int | None = None,
     out: str | os.PathLike[str] | None = None,
+    settings: Any = None,
+    on_result: Callable[[dict[str, Any]], Any] | None = None,
     progress: bool = True,
 ) -> Comparison:
     """Train models on the same rows and score them on the same others.
@@ -64,17 +70,24 @@ def compare(
     A model that fails does not stop the rest: its row holds the error.
 
     :param models: names, and either what trains a model, ``(X, Y) -> model`` with ``predict_f``,
-        ``predict_y``, ``predict_log_density`` and a likelihood, as all GPflow models have; or a
-        trained model, which is scored as it is (then with ``test_data``).
+        ``predict_y``, ``predict_log_density`` and a likelihood, as all GPflow models have (or
+        ``(X, Y) -> (model, History)``, whose number of steps is then a result too); or a trained
+        model, which is scored as it is (then with ``test_data``).
     :param data: X [N, D] and Y [N, 1] as arrays, or a :class:`~gpflow_gpnet.datasets.Dataset`.
     :param test_data: X and Y to score on; the models then see ``data`` as they are.
     :param splits: how many random splits, or which; without ``test_data``. Models see inputs and
         targets standardised by the training rows; scores are in the units of the data.
     :param train_fraction: of the rows of a split.
+    :param num_test: how many rows of a split to score on, in place of ``train_fraction``.
+    :param quantile_rows: at most so many test rows for the scores that need quantiles (all but
+        RMSE and NLPD), which take long for likelihoods other than Gaussian; None: all.
     :param out: CSV file that each result is added to as soon as it is known. What is there already,
-        for the same data, is not done again.
+        for the same data and settings, is not done again.
+    :param settings: whatever else results depend on, told apart by its ``repr``.
+    :param on_result: called with each new row of results as soon as it is known.
     :param progress: show a progress bar on terminals and in notebooks.
-    :raises ValueError: for a trained model without ``test_data``, or a file of other data.
+    :raises ValueError: for a trained model without ``test_data``, or a file of other data or
+        settings.
     """
     import pandas as pd
 
@@ -95,45 +108,61 @@ def compare(
 
     def part(index: int) -> Split:
         if test_data is None:
-            return split(dataset, index, train_fraction)
+            return split(dataset, index, train_fraction, num_test=num_test)
         return Split(train.X, train.Y, test.X, test.Y, y_mean=0.0, y_std=1.0)
 
-    fingerprint = _fingerprint(*arrays, np.array(train_fraction))
+    fingerprint = _fingerprint(arrays, (train_fraction, num_test, quantile_rows, settings))
     path = None if out is None else Path(out)
-    rows = _read(path, fingerprint)
+    rows = [] if path is None else _read(path)
+    if any(row["data"] != fingerprint for row in rows):
+        raise ValueError(f"{path} holds results for other data or settings: choose another file.")
     done = {(row["method"], row["split"]) for row in rows}
     todo = [(name, index) for index in indices for name in models if (name, index) not in done]
-    with tqdm(todo, disable=None if progress else True, unit="model") as bar:
+    with tqdm(todo, disable=None if progress else True, unit="model", leave=None) as bar:
         for name, index in bar:
             bar.set_postfix_str(f"{name}, split {index}")
             row = {"method": name, "split": index, "data": fingerprint}
-            row |= _trained_and_scored(models[name], part(index))
+            row |= _trained_and_scored(models[name], part(index), quantile_rows)
             rows.append(row)
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False)
+            if on_result is not None:
+                on_result(row)
     wanted = [row for row in rows if row["method"] in models and row["split"] in indices]
     return Comparison(pd.DataFrame(wanted), tuple(models))
 
 
-def _trained_and_scored(model: Any, part: Split) -> dict[str, Any]:
-    empty = {name: np.nan for name in (*METRICS, *_calibration_columns())}
+def _trained_and_scored(model: Any, part: Split, quantile_rows: int | None) -> dict[str, Any]:
+    result = dict.fromkeys((*METRICS, _STEPS, *_calibration_columns()), np.nan)
     started = time.perf_counter()
     try:
         with _PeakMemory() as memory:
             if not isinstance(model, BayesianModel):
                 model = model(*part.train)
-        seconds = time.perf_counter() - started
-        values = scores(model, part.test, y_mean=part.y_mean, y_std=part.y_std)
+        result |= {"seconds": time.perf_counter() - started, "memory_mib": memory.mib}
+        if isinstance(model, tuple):
+            model, history = model
+            result[_STEPS] = history["step"][-1]
+        result |= scores(
+            model, part.test, y_mean=part.y_mean, y_std=part.y_std, quantile_rows=quantile_rows
+        )
     except Exception as error:
-        return empty | {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    return empty | values | {"seconds": seconds, "memory_mib": memory.mib, "error": ""}
+        return result | {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return result | {"error": ""}
 
 
 # ------------------------------------------------------------------ scores
 
 
-def scores(model: Any, data: Any, *, y_mean: float = 0.0, y_std: float = 1.0) -> dict[str, float]:
+def scores(
+    model: Any,
+    data: Any,
+    *,
+    y_mean: float = 0.0,
+    y_std: float = 1.0,
+    quantile_rows: int | None = None,
+) -> dict[str, float]:
     """Scores of predictions at the rows of X, in the units that the targets had.
 
     RMSE and MAE (of the predictive median), mean negative log density (nats per datum), continuous
@@ -142,21 +171,26 @@ def scores(model: Any, data: Any, *, y_mean: float = 0.0, y_std: float = 1.0) ->
 
     :param data: X [N, D] and Y [N, 1].
     :param y_mean: what the targets were shifted by, and y_std: divided by, before training.
+    :param quantile_rows: as for :func:`compare`.
     """
     X, Y = (np.asarray(values) for values in data)
     chunks = [_predict(model, X[i : i + _ROWS], Y[i : i + _ROWS]) for i in range(0, len(X), _ROWS)]
-    mean, quantiles, density = (
-        np.concatenate(parts, axis)
-        for parts, axis in zip(zip(*chunks, strict=True), (0, 1, 0), strict=True)
+    mean, density = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    values = {
+        "rmse": np.sqrt(np.mean((y_std * (Y - mean)) ** 2)),
+        "nlpd": np.log(y_std) - np.mean(density),
+    }
+    if quantile_rows is not None and quantile_rows < len(X):
+        rows = np.random.default_rng(0).choice(len(X), quantile_rows, replace=False)
+        X, Y = X[rows], Y[rows]
+    quantiles = np.concatenate(
+        [_quantiles(model, X[i : i + _ROWS]) for i in range(0, len(X), _ROWS)], axis=1
     )
-    error = y_std * (Y - mean)
     gaps = y_std * (Y[None] - quantiles)  # [Q, N, 1]
     levels = LEVELS[:, None, None]
     below = _fractions_below(Y, quantiles)
-    values = {
-        "rmse": np.sqrt(np.mean(error**2)),
+    values |= {
         "mae": np.mean(np.abs(y_std * (Y - _at(quantiles, 0.5)))),
-        "nlpd": np.log(y_std) - np.mean(density),
         "crps": 2.0 * np.mean(np.maximum(levels * gaps, (levels - 1.0) * gaps)),
         "calibration_error": np.mean(np.abs(below - _CALIBRATION_LEVELS)),
     }
@@ -168,15 +202,19 @@ def scores(model: Any, data: Any, *, y_mean: float = 0.0, y_std: float = 1.0) ->
     return {name: float(value) for name, value in values.items()}
 
 
-def _predict(model: Any, X: AnyNDArray, Y: AnyNDArray) -> tuple[AnyNDArray, AnyNDArray, AnyNDArray]:
-    """Predictive mean [N, 1], quantiles [Q, N, 1] and log densities [N]."""
-    if isinstance(model, InferenceNetworkModel):
-        quantiles = model.predict_quantiles(X, LEVELS)
-    else:
-        Fmu, Fvar = model.predict_f(X)
-        quantiles = predictive_quantiles(base_likelihood(model.likelihood), X, Fmu, Fvar, LEVELS)
+def _predict(model: Any, X: AnyNDArray, Y: AnyNDArray) -> tuple[AnyNDArray, AnyNDArray]:
+    """Predictive mean [N, 1] and log densities [N]."""
     mean, _ = model.predict_y(X)
-    return np.asarray(mean), np.asarray(quantiles), np.asarray(model.predict_log_density((X, Y)))
+    return np.asarray(mean), np.asarray(model.predict_log_density((X, Y)))
+
+
+def _quantiles(model: Any, X: AnyNDArray) -> AnyNDArray:
+    """Predictive quantiles [Q, N, 1]."""
+    if isinstance(model, InferenceNetworkModel):
+        return np.asarray(model.predict_quantiles(X, LEVELS))
+    Fmu, Fvar = model.predict_f(X)
+    likelihood = base_likelihood(model.likelihood)
+    return np.asarray(predictive_quantiles(likelihood, X, Fmu, Fvar, LEVELS))
 
 
 def _at(quantiles: AnyNDArray, level: float) -> AnyNDArray:
@@ -205,10 +243,28 @@ class Comparison:
     """Raw results, one row for each method and split, and what they say."""
 
     results: pd.DataFrame
-    """Columns method, split, those of :data:`METRICS`, below_0.05 … below_0.95 and error."""
+    """Columns method, split, those of :data:`METRICS`, steps, below_0.05 … below_0.95 and error."""
 
     methods: tuple[str, ...]
     """In the order in which they were given."""
+
+    @classmethod
+    def from_csv(
+        cls, path: str | os.PathLike[str], methods: Iterable[str] | None = None
+    ) -> Comparison:
+        """What :func:`compare` has written to ``out`` so far.
+
+        :param methods: which, and in what order; those without results are left out. None: all.
+        :raises ValueError: if there are none.
+        """
+        import pandas as pd
+
+        rows = _read(Path(path))
+        there = dict.fromkeys(row["method"] for row in rows)
+        names = tuple(name for name in (there if methods is None else methods) if name in there)
+        if not names:
+            raise ValueError(f"{path} holds no results of {methods or 'any method'}.")
+        return cls(pd.DataFrame([row for row in rows if row["method"] in names]), names)
 
     def summary(self) -> pd.DataFrame:
         """Mean and standard error over splits: columns (metric, "mean" or "se")."""
@@ -224,7 +280,7 @@ class Comparison:
         for metric in metrics:
             values = summary[metric]
             columns[metric] = [
-                _cell(mean, error) for mean, error in zip(values["mean"], values["se"], strict=True)
+                cell(mean, error) for mean, error in zip(values["mean"], values["se"], strict=True)
             ]
         return pd.DataFrame(columns, index=summary.index)
 
@@ -264,7 +320,8 @@ class Comparison:
         return self.table().to_html()
 
 
-def _cell(mean: float, error: float) -> str:
+def cell(mean: float, error: float) -> str:
+    """Text of a mean and its standard error, either of which may be NaN."""
     if not np.isfinite(mean):
         return "–"
     return f"{mean:.4g}" if not np.isfinite(error) else f"{mean:.4g} ± {error:.2g}"
@@ -273,17 +330,17 @@ def _cell(mean: float, error: float) -> str:
 # ------------------------------------------------------------------ what has been done before
 
 
-def _fingerprint(*arrays: AnyNDArray) -> str:
-    digest = hashlib.sha256()
+def _fingerprint(arrays: Iterable[AnyNDArray], settings: Any) -> str:
+    digest = hashlib.sha256(repr(settings).encode())
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
 
 
-def _read(path: Path | None, fingerprint: str) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[dict[str, Any]]:
     import pandas as pd
 
-    if path is None or not path.exists():
+    if not path.exists():
         return []
     text = path.read_text()
     if not text.endswith("\n"):  # killed while writing
@@ -294,8 +351,6 @@ def _read(path: Path | None, fingerprint: str) -> list[dict[str, Any]]:
         return []
     table = pd.read_csv(io.StringIO(text), dtype={"error": str, "data": str, "method": str})
     table["error"] = table["error"].fillna("")
-    if not (table["data"] == fingerprint).all():
-        raise ValueError(f"{path} holds results for other data: choose another file.")
     return table.to_dict("records")
 
 

@@ -1,20 +1,25 @@
 """Regression data sets for experiments: load one by name, split and standardise it.
 
 A data set is a file ``<name>.npz`` with two arrays, ``X`` and ``Y``. The one-dimensional set
-``snelson`` comes with the package; all others are read from a folder of the user's.
+``snelson`` comes with the package; all others are read from a folder of the user's, or fetched from
+OpenML where it has the same data.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
+import zipfile
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import openml
 from .scaling import column_moments
 
 __all__ = ["Dataset", "Split", "load", "split"]
@@ -105,30 +110,65 @@ class Split:
         return self.X_test, self.Y_test
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None) -> Dataset:
+def load(
+    name: str, folder: str | os.PathLike[str] | None = None, *, verify: bool = True
+) -> Dataset:
     """
     Load a regression data set by its name.
 
     ``snelson`` comes with the package. Any other is read from ``<folder>/<name>.npz`` or else
-    from ``<folder>/uci/<name>.npz``. Of ``bike``, the two input columns whose sum is the
-    exponential of the target are left out.
+    from ``<folder>/uci/<name>.npz``, and where neither is a file, those of
+    :data:`gpflow_gpnet.openml.DATASETS` are fetched from OpenML by scikit-learn, which keeps a
+    copy. Of ``bike``, the two input columns whose sum is the exponential of the target are left
+    out.
 
     :param name: the data set's name, such as ``"snelson"`` or ``"boston"``.
     :param folder: where the data sets are; if None, the environment variable ``GPNET_DATA``
         says it.
+    :param verify: whether files of the names in ``data/checksums.sha256`` must be those files.
     :return: the data set, ``X`` [N, D] and ``Y`` [N, 1] in float64.
-    :raises FileNotFoundError: if there is no such file, or no folder is known.
+    :raises FileNotFoundError: if there is no such file, and OpenML does not have it or cannot be
+        reached.
+    :raises ImportError: if it could be fetched, but scikit-learn is not installed.
     :raises KeyError: if the file does not hold both ``X`` and ``Y``.
-    :raises ValueError: if shapes are wrong or values not finite; see :class:`Dataset`.
+    :raises ValueError: if the file is damaged or another than is known by its name, if shapes are
+        wrong or values not finite; see :class:`Dataset`.
     """
     if name == "snelson":
-        with (resources.files("gpflow_gpnet") / "data" / "snelson.npz").open("rb") as file:
-            return _read(name, file)
-    with _find(name, folder).open("rb") as file:
-        return _read(name, file)
+        return _read(name, (resources.files("gpflow_gpnet") / "data" / "snelson.npz").read_bytes())
+    candidates = _candidates(name, folder)
+    for path in candidates:
+        if path.is_file():
+            content = path.read_bytes()
+            if verify:
+                _verify(name, path, content)
+            return _read(name, content)
+    missing = (
+        f"There is no data set '{name}': neither {candidates[0]} nor {candidates[1]} is a file."
+    )
+    if folder is None and not os.environ.get(FOLDER_VARIABLE):
+        missing += f" No folder was given and {FOLDER_VARIABLE} is not set."
+    advice = (
+        f"Pass folder=... or set the environment variable {FOLDER_VARIABLE} to the folder that "
+        "holds it."
+    )
+    if name not in openml.DATASETS:
+        raise FileNotFoundError(
+            f"{missing} {advice} Only {', '.join(openml.DATASETS)} can be fetched from OpenML."
+        )
+    try:
+        return Dataset(name, *openml.fetch(name))
+    except ImportError as error:
+        raise ImportError(f"{missing} {error}") from error
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{missing} {advice} Fetching it from OpenML failed: {type(error).__name__}: {error}"
+        ) from error
 
 
-def split(dataset: Dataset, index: int, train_fraction: float = 0.9) -> Split:
+def split(
+    dataset: Dataset, index: int, train_fraction: float = 0.9, *, num_test: int | None = None
+) -> Split:
     """
     Split a data set at random into training and test rows, and standardise both.
 
@@ -139,14 +179,16 @@ def split(dataset: Dataset, index: int, train_fraction: float = 0.9) -> Split:
     :param dataset: the data set, with N rows.
     :param index: which of the random splits, 0, 1, 2, ...
     :param train_fraction: the part of the rows to train on, between 0 and 1.
+    :param num_test: the number of rows for testing, in place of ``train_fraction``.
     :return: the standardised rows and what undoes the standardising.
     :raises ValueError: if the training or the test rows would be none.
     """
     num_rows = len(dataset.X)
-    num_train = int(train_fraction * num_rows)
+    num_train = int(train_fraction * num_rows) if num_test is None else num_rows - num_test
     if not 0 < num_train < num_rows:
+        choice = f"train_fraction = {train_fraction}" if num_test is None else f"{num_test = }"
         raise ValueError(
-            f"train_fraction = {train_fraction} leaves {num_train} of the {num_rows} rows of "
+            f"{choice} leaves {num_train} of the {num_rows} rows of "
             f"'{dataset.name}' for training; at least one is needed there and one for testing."
         )
     order = np.arange(num_rows)
@@ -167,32 +209,45 @@ def split(dataset: Dataset, index: int, train_fraction: float = 0.9) -> Split:
     )
 
 
-def _find(name: str, folder: str | os.PathLike[str] | None) -> Path:
-    """The file of a data set that does not come with the package."""
+def _candidates(name: str, folder: str | os.PathLike[str] | None) -> tuple[Path, Path]:
+    """The files that a data set may be in."""
     where = folder if folder is not None else os.environ.get(FOLDER_VARIABLE)
     root = Path(where) if where else Path("<folder>")
-    candidates = [root / f"{name}.npz", root / "uci" / f"{name}.npz"]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    reason = "" if where else f" No folder was given and {FOLDER_VARIABLE} is not set."
-    raise FileNotFoundError(
-        f"There is no data set '{name}': neither {candidates[0]} nor {candidates[1]} is a file."
-        f"{reason} Pass folder=... or set the environment variable {FOLDER_VARIABLE} to the "
-        "folder that holds it."
-    )
+    return root / f"{name}.npz", root / "uci" / f"{name}.npz"
 
 
-def _read(name: str, file: Any) -> Dataset:
-    """Read an open .npz file."""
-    with np.load(file) as arrays:
-        missing = sorted({"X", "Y"} - set(arrays.files))
-        if missing:
-            raise KeyError(
-                f"Data set '{name}' has no array {' and '.join(missing)}; "
-                f"it holds {', '.join(arrays.files) or 'nothing'}."
-            )
-        X, Y = arrays["X"], arrays["Y"]
+@cache
+def _checksums() -> dict[str, str]:
+    """SHA-256 by name of the data set."""
+    text = (resources.files("gpflow_gpnet") / "data" / "checksums.sha256").read_text()
+    pairs = (line.split() for line in text.splitlines())
+    return {Path(path).stem: digest for digest, path in pairs}
+
+
+def _verify(name: str, path: Path, content: bytes) -> None:
+    expected, found = _checksums().get(name), hashlib.sha256(content).hexdigest()
+    if expected is not None and found != expected:
+        raise ValueError(
+            f"{path} is damaged, or not the file that results of this package were computed on: "
+            f"its SHA-256 is {found}, expected {expected}. Pass verify=False to take it as it is."
+        )
+
+
+def _read(name: str, content: bytes) -> Dataset:
+    """Read the content of a .npz file."""
+    try:
+        arrays = np.load(io.BytesIO(content))
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"The file of data set '{name}' is not a whole .npz file.") from error
+    if not isinstance(arrays, np.lib.npyio.NpzFile):
+        raise ValueError(f"The file of data set '{name}' is not a .npz file.")
+    missing = sorted({"X", "Y"} - set(arrays.files))
+    if missing:
+        raise KeyError(
+            f"Data set '{name}' has no array {' and '.join(missing)}; "
+            f"it holds {', '.join(arrays.files) or 'nothing'}."
+        )
+    X, Y = arrays["X"], arrays["Y"]
     leaks = _INPUT_COLUMNS_THAT_LEAK.get(name, ())
     if leaks:
         if X.ndim != 2 or X.shape[1] <= max(leaks):

@@ -66,7 +66,8 @@ def fit(
     :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet: the one that has trained
         it so far, which then goes on, or a new one whose learning rate falls from 0.01 to a
         twentieth of it over ``num_steps``) or a Keras optimiser (default for others: Adam,
-        learning rate 0.01) on ``training_loss``.
+        learning rate 0.01) on ``training_loss``; or a function of the model that makes a step of
+        your own, batch -> loss.
     :param num_steps: steps to train; with a checkpoint, those already done count.
     :param batch_size: B, for arrays.
     :param validation_data: (X, Y) whose mean negative log predictive density is recorded. By
@@ -133,6 +134,8 @@ def fit(
     if mirror:
         optimizer.build(model)
         train_step = optimizer.compiled_step(held is not None)
+    elif callable(optimizer):
+        train_step = optimizer(model)
     else:
         train_step = _loss_step(model, optimizer)
     natural = mirror and optimizer.takes_natural_steps
@@ -161,9 +164,9 @@ def fit(
     started = time.perf_counter()
     losses: list[tf.Tensor] = []
 
-    # disable=None: no bar where nobody watches (not a terminal).
+    # disable=None: no bar where nobody watches (not a terminal); leave=None: an inner one goes.
     with tqdm(
-        total=num_steps, initial=first, disable=None if progress else True, unit="step"
+        total=num_steps, initial=first, disable=None if progress else True, unit="step", leave=None
     ) as bar:
         for step in range(first, num_steps):
             batch, number, last = source(before + step), step + 1, step + 1 == num_steps
@@ -190,6 +193,9 @@ def fit(
             if manager is not None and (saving or stopping):
                 manager.save(number)
             if stopping:
+                if losses:  # since the last look
+                    seconds, loss = time.perf_counter() - started, _mean_loss(losses, number)
+                    history.append(step=number, seconds=seconds, loss=loss)
                 break
     for callback in callbacks:
         if isinstance(callback, Callback):

@@ -6,7 +6,7 @@ from gpflow.keras import tf_keras
 from line_model import Line
 
 import gpflow_gpnet as gpn
-from gpflow_gpnet.callbacks import Callback, EarlyStopping
+from gpflow_gpnet.callbacks import Callback, EarlyStopping, TimeLimit
 
 X = np.linspace(-1, 1, 8)[:, None]
 
@@ -98,3 +98,23 @@ def test_callbacks_see_the_start_each_step_and_the_end():
 
     fit([Recorder()], num_steps=2)
     assert events == [("start", 0.0, 0), (1, True, 1), (2, True, 2), "end"]
+
+
+def test_time_limit_stops_at_the_first_step_after_it(monkeypatch):
+    """On a clock that moves a second a step; what was done is in the history."""
+    now = [100.0]
+    monkeypatch.setattr("gpflow_gpnet.callbacks.time.perf_counter", lambda: now[0])
+    limit = TimeLimit(2.5)
+
+    def tick(step):
+        now[0] += 1.0
+
+    _, history = fit([tick, limit], log_every=10, validation_data=None)
+    assert history["step"].tolist() == [3.0] and np.isfinite(history["loss"]).all()
+    _, history = fit([tick, limit], num_steps=2)
+    assert history["step"][-1] == 2
+    _, history = fit([TimeLimit(0.0)])
+    assert history["step"][-1] == 1
+    for seconds in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="seconds must not be negative"):
+            TimeLimit(seconds)

@@ -148,8 +148,50 @@ def test_results_on_disk_are_not_done_again(tmp_path):
     path.write_text(text[: text.rindex("\n", 0, -1) + 30])
     gpn.compare({"GP": counted, "bad": failing}, (X, Y), **settings)
     assert len(calls) == 2 and path.read_text().count("\n") == text.count("\n")
-    with pytest.raises(ValueError, match="other data"):
-        gpn.compare({"GP": counted}, (X, Y + 1.0), **settings)
+    for data, more in (((X, Y + 1.0), {}), ((X, Y), {"settings": 2}), ((X, Y), {"num_test": 5})):
+        with pytest.raises(ValueError, match="other data or settings"):
+            gpn.compare({"GP": counted}, data, **settings, **more)
+
+
+def test_results_are_read_back_and_told_as_they_come(tmp_path):
+    path, rows = tmp_path / "results.csv", []
+    settings = dict(out=path, settings={"steps": 3}, on_result=rows.append, progress=False)
+    models = {"GP": exact, "bad": failing, "prior": constant}
+    written = gpn.compare(models, (X, Y), splits=2, **settings)
+    assert [(row["method"], row["split"]) for row in rows] == [
+        (method, split) for split in (0, 1) for method in models
+    ]
+    read = compare_module.Comparison.from_csv(path)
+    assert read.methods == tuple(models)
+    pd.testing.assert_frame_equal(read.results, written.results, check_dtype=False)
+    read = compare_module.Comparison.from_csv(path, ["prior", "absent", "GP"])
+    assert read.methods == ("prior", "GP") and set(read.results["method"]) == {"prior", "GP"}
+    for missing in (path, tmp_path / "absent.csv"):
+        with pytest.raises(ValueError, match="holds no results"):
+            compare_module.Comparison.from_csv(missing, ["absent"])
+
+
+def test_steps_of_a_history_are_a_result():
+    def trained(X, Y):
+        history = gpn.History()
+        history.append(step=7, loss=0.0)
+        return exact(X, Y), history
+
+    models = {"GP": exact, "trained": trained}
+    results = gpn.compare(models, (X, Y), num_test=10, progress=False).results
+    assert np.isnan(results["steps"][0]) and results["steps"][1] == 7
+    assert results["nlpd"].nunique() == 1
+
+
+def test_quantiles_of_some_rows_leave_the_other_scores():
+    model = exact(X[:40], (Y[:40] - 50.0) / 10.0)
+    test = X[40:], (Y[40:] - 50.0) / 10.0
+    every = compare_module.scores(model, test)
+    some = compare_module.scores(model, test, quantile_rows=5)
+    for name in ("rmse", "nlpd"):
+        assert some[name] == every[name]
+    assert some["crps"] != every["crps"] and 5.0 * some["coverage_50"] in range(6)
+    assert compare_module.scores(model, test, quantile_rows=20) == every
 
 
 def test_memory_is_the_peak_over_the_start():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from gpflow_gpnet import datasets
 from gpflow_gpnet.datasets import Dataset
+from gpflow_gpnet.experiments import airline, uci
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +86,43 @@ class TestLoad:
     def test_bike_loses_the_columns_that_leak(self, tmp_path: Path) -> None:
         save(tmp_path / "bike.npz", X=np.arange(34.0).reshape(2, 17), Y=np.zeros((2, 1)))
         np.testing.assert_array_equal(
-            datasets.load("bike", tmp_path).X, [np.arange(15.0), 17.0 + np.arange(15.0)]
+            datasets.load("bike", tmp_path, verify=False).X,
+            [np.arange(15.0), 17.0 + np.arange(15.0)],
         )
 
     def test_bike_of_another_shape_is_refused(self, tmp_path: Path) -> None:
         save(tmp_path / "bike.npz", X=np.zeros((2, 15)), Y=np.zeros((2, 1)))
         with pytest.raises(ValueError, match=r"\(2, 15\)"):
-            datasets.load("bike", tmp_path)
+            datasets.load("bike", tmp_path, verify=False)
+
+    def test_a_known_name_must_be_the_known_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "boston.npz"
+        save(path, X=[[1.0]], Y=[[1.0]])
+        with pytest.raises(ValueError, match=r"boston\.npz is damaged.*d5557c9e91b1.*verify=False"):
+            datasets.load("boston", tmp_path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        monkeypatch.setattr(datasets, "_checksums", lambda: {"boston": digest})
+        assert datasets.load("boston", tmp_path).X.item() == 1.0
+
+    def test_checksums_are_of_every_set_of_the_experiments(self) -> None:
+        known = datasets._checksums()
+        assert {*uci.DATASETS, *airline.DATASETS} <= set(known)
+        assert all(len(digest) == 64 for digest in known.values())
+        assert known["boston"].startswith("d5557c9e91b124c7")
+
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"no archive"])
+    def test_a_file_that_is_no_archive_is_named(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "tiny.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"'tiny' is not a whole \.npz file"):
+            datasets.load("tiny", tmp_path)
+
+    def test_a_single_array_is_no_archive(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "tiny.npy", np.zeros((2, 1)))
+        (tmp_path / "tiny.npy").rename(tmp_path / "tiny.npz")
+        with pytest.raises(ValueError, match=r"'tiny' is not a \.npz file"):
+            datasets.load("tiny", tmp_path)
 
 
 class TestDataset:
@@ -156,6 +188,15 @@ class TestSplit:
         parts, scaled = datasets.split(small, 1), datasets.split(large, 1)
         np.testing.assert_allclose(scaled.Y_test, parts.Y_test, rtol=1e-9, atol=1e-9)
         assert scaled.y_std / parts.y_std == pytest.approx(2e4)
+
+    def test_test_rows_can_be_counted(self, rng: np.random.Generator) -> None:
+        data = make_dataset(rng)
+        parts, fifth = datasets.split(data, 2, num_test=10), datasets.split(data, 2, 0.8)
+        np.testing.assert_array_equal(parts.X_test, fifth.X_test)
+        assert parts.X_train.shape == (40, 3)
+        for num_test in (0, 50):
+            with pytest.raises(ValueError, match=f"num_test = {num_test} leaves"):
+                datasets.split(data, 0, num_test=num_test)
 
     @pytest.mark.parametrize("train_fraction", [-0.5, 0.0, 0.01, 1.0, 1.5])
     def test_neither_part_may_be_empty(

@@ -415,6 +415,23 @@ def test_optimizers_of_every_keras_train_and_refuse_what_they_were_not_built_for
         assert model.offset.numpy() != 0.0
 
 
+def test_a_function_makes_a_step_of_ones_own(rng):
+    data = rng.normal(size=(8, 1)), rng.normal(size=(8, 1))
+    model, seen = Line(8), []
+
+    def optimizer(bound):
+        assert bound is model
+
+        def step(batch):
+            seen.append(len(batch[0]))
+            return tf.constant(float(len(seen)))
+
+        return step
+
+    history = gpn.fit(model, data, optimizer=optimizer, num_steps=3, batch_size=5, log_every=1)
+    assert seen == [5, 3, 5] and history["loss"].tolist() == [1.0, 2.0, 3.0]
+
+
 def test_optimizer_must_be_one(rng):
     with pytest.raises(TypeError, match=r"optimizer must be .* got Scipy"):
         fit(Line(10), make_data(rng), optimizer=gpflow.optimizers.Scipy())
