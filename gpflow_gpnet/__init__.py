@@ -3,6 +3,7 @@
 from . import callbacks, datasets, likelihoods, measurement, plotting, step_sizes
 from ._version import __version__
 from .compare import compare
+from .defaults import defaults
 from .fbnn import FBNN
 from .fit import fit
 from .gpnet import GPNet
@@ -52,6 +53,7 @@ __all__ = [
     "callbacks",
     "compare",
     "datasets",
+    "defaults",
     "fit",
     "fit_hyperparameters",
     "likelihoods",

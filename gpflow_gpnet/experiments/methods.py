@@ -290,34 +290,9 @@ def natural_gpnet(
     likelihood = None
     if make_likelihood is not None:
         kernel, likelihood = prior(task, make_likelihood)
-    setting = _defaults(kernel, task.X, task.Y, likelihood=likelihood, seed=task.seed)
-    history = setting.fit(seconds=task.seconds_left, progress=task.progress)
-    return setting.model, history
-
-
-# Stands in until gpn.defaults is there.
-def _defaults(kernel: Any, X: AnyNDArray, Y: AnyNDArray, *, likelihood: Any, seed: int) -> Any:
-    if hasattr(gpn, "defaults"):
-        return gpn.defaults(kernel, X, Y, likelihood=likelihood, seed=seed)
-    from types import SimpleNamespace
-
-    if likelihood is None:
-        likelihood = gpflow.likelihoods.Gaussian(0.1)
-        gpn.fit_hyperparameters(kernel, likelihood, (X, Y), seed=seed)
-    network = gpn.RFE(kernel, X.shape[1], 20, seed=seed)
-    model = gpn.GPNet(
-        kernel,
-        likelihood,
-        network,
-        num_data=len(X),
-        num_latent_gps=likelihood.latent_dim or 1,
-    )
-
-    def fit(seconds: float | None, progress: bool) -> gpn.History:
-        limit = () if seconds is None else [gpn.callbacks.TimeLimit(seconds)]
-        return gpn.fit(model, (X, Y), num_steps=100, callbacks=limit, progress=progress, seed=seed)
-
-    return SimpleNamespace(model=model, fit=fit)
+    recipe = gpn.defaults(kernel, task.X, task.Y, likelihood=likelihood, seed=task.seed)
+    history = recipe.fit(seconds=task.seconds_left, progress=task.progress)
+    return recipe.model, history
 
 
 # ------------------------------------------------------------------ names

@@ -108,7 +108,8 @@ class MLP(Module):
         :param start: of the output: "random", "zero" (last weights 0) or "paired".
         :param activate_outputs: give σ(z_K) instead.
         :param weight_prior: give weights and biases the distribution that they are drawn from as
-            their prior, which the model's objective then counts.
+            their prior, which the model's objective then counts; in the first layer never one that
+            is narrower than without lengthscales.
         """
         super().__init__()
         self.activation = as_activation(activation)
@@ -141,6 +142,8 @@ class MLP(Module):
             self._set_priors(gain)
 
     def _set_priors(self, gain: np.ndarray) -> None:
+        # A flat start, for long lengthscales, is no reason to stay flat (measured on kin8nm).
+        gain = np.maximum(gain, 1.0)
         for index, (W, b) in enumerate(zip(self.W, self.b, strict=True)):
             first = index == 0
             W.prior = _centred_normal((gain if first else np.ones(W.shape[0])) / W.shape[0] ** 0.5)

@@ -186,7 +186,7 @@ def test_where_sizes_come_from():
 
 
 def test_weights_have_the_distribution_that_they_are_drawn_from_as_prior(rng):
-    """A thousand draws of a layer have the prior's mean and spread; the objective counts it."""
+    """The draws of a layer have the prior's mean and spread; the objective counts it."""
     kernel = gpflow.kernels.SquaredExponential(lengthscales=[0.5, 2.0])
     network = gpn.AdaptiveBasis((2000, 30), kernel=kernel)
     X = rng.normal(size=(500, 2)) * [1.0, 3.0]
@@ -209,5 +209,7 @@ def test_weights_have_the_distribution_that_they_are_drawn_from_as_prior(rng):
     )
     model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), network, num_data=500)
     np.testing.assert_allclose(model.log_prior_density(), expected)
+    smooth = gpn.AdaptiveBasis((20,), kernel=gpflow.kernels.Matern52(lengthscales=[9.0, 9.0]))
+    np.testing.assert_allclose(smooth.body.W[0].prior.stddev(), np.sqrt([[0.5], [0.5]]))
     plain = gpn.AdaptiveBasis((20,), kernel=kernel, weight_prior=False)
     assert all(parameter.prior is None for parameter in plain.parameters)
