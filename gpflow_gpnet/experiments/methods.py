@@ -240,6 +240,7 @@ def gradient_gpnet(task: Task, num_measured: int) -> Trained:
         gpn.InverseSqrt(settings.beta0, settings.xi),
         published.LEARNING_RATE,
         natural=False,
+        noise="objective",
         scale_hyper_bound=False,
         seed=task.seed,
     )

@@ -32,15 +32,15 @@ def test_rows_beyond_those_wanted_are_left_out_at_random(monkeypatch):
     np.testing.assert_array_equal(again.dataset.X, problem.dataset.X)
 
 
-def test_a_run_scores_all_methods_on_the_same_rows(tmp_path, rng):
+def test_a_run_from_the_command_line(tmp_path, rng):
     X = rng.normal(size=(60, 2)).astype(np.float32)
     Y = 20.0 * X[:, :1] + rng.standard_t(3, size=(60, 1))
     np.savez(tmp_path / "airline_nyc2013.npz", X=X, Y=Y, names=["a", "b"])
     arguments = ["--data", str(tmp_path), "--no-verify", "--datasets", "airline_nyc2013"]
-    arguments += ["--methods", "SVGP-500", "SVGP-500-student-t", "--steps", "2"]
+    arguments += ["--methods", "SVGP-500-student-t", "--steps", "2"]
     main(["airline", *arguments, "--out", str(tmp_path / "out")])
     rows = pd.read_csv(tmp_path / "out" / "airline_nyc2013.csv")
-    assert rows["method"].tolist() == ["SVGP-500", "SVGP-500-student-t"]
+    assert rows["method"].tolist() == ["SVGP-500-student-t"]
     assert rows["error"].isna().all() and np.isfinite(rows["nlpd"]).all()
     text = (tmp_path / "out" / "tables.md").read_text()
     assert "Table 1 of the paper" in text and "24.055" in text

@@ -74,6 +74,7 @@ def test_published_settings_are_followed(dataset, fitted, learned, fbnn_learned,
     np.testing.assert_allclose(model.kernel.lengthscales, start, rtol=0.02)
     optimizer, settings = model.optimizer, task.settings
     assert not optimizer.takes_natural_steps and not optimizer.scale_hyper_bound
+    assert optimizer.noise == "objective"
     np.testing.assert_allclose(optimizer.step_size(0), settings.beta0)
     np.testing.assert_allclose(optimizer.step_size(1), settings.beta0 / (1 + settings.xi))
     points = model.measurement_points(X)
