@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from check_shapes import check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import AnyNDArray, TensorType
@@ -17,6 +16,7 @@ from gpflow.keras import tf_keras
 
 from ..checks import check_module
 from ..scaling import column_moments
+from .initialisation import centred_normal
 
 __all__ = [
     "KerasBody",
@@ -146,8 +146,8 @@ class MLP(Module):
         gain = np.maximum(gain, 1.0)
         for index, (W, b) in enumerate(zip(self.W, self.b, strict=True)):
             first = index == 0
-            W.prior = _centred_normal((gain if first else np.ones(W.shape[0])) / W.shape[0] ** 0.5)
-            b.prior = _centred_normal(np.sqrt(np.mean(gain**2)) if first else 1.0)
+            W.prior = centred_normal((gain if first else np.ones(W.shape[0])) / W.shape[0] ** 0.5)
+            b.prior = centred_normal(np.sqrt(np.mean(gain**2)) if first else 1.0)
 
     @property
     def center(self) -> Parameter:
@@ -190,14 +190,6 @@ class MLP(Module):
             signals.insert(0, signal)
             signal = tf.matmul(signal, self.W[index], transpose_b=True)
         return outputs, activations, signals
-
-
-def _centred_normal(scale: AnyNDArray | float) -> tfp.distributions.Normal:
-    """N(0, scale²), one scale for each row of weights."""
-    scale = np.asarray(scale, default_float())
-    return tfp.distributions.Normal(
-        tf.zeros([], default_float()), tf.constant(scale[:, None] if scale.ndim else scale)
-    )
 
 
 def with_ones(X: tf.Tensor) -> tf.Tensor:

@@ -43,6 +43,7 @@ class RFE(LinearNetwork):
         num_latent_gps: int | None = None,
         trainable_frequencies: bool = True,
         share_hyperparameters: bool = False,
+        weight_prior: bool = True,
         seed: int = 0,
     ) -> None:
         """
@@ -57,6 +58,8 @@ class RFE(LinearNetwork):
         :param trainable_frequencies: whether frequencies move in training.
         :param share_hyperparameters: use the kernel's own lengthscales and variance Parameters, so
             that features follow the kernel, instead of copies of their values.
+        :param weight_prior: whether the warp's weights have a Gaussian prior, without which a warp
+            over-fits.
         :param seed: of frequencies and warp.
         :raises ValueError: for a kernel without features, naming it and networks that take it, and
             for arguments out of range.
@@ -91,7 +94,7 @@ class RFE(LinearNetwork):
         if warp is None:
             self.warp = None
         elif self._centred:
-            self.warp = ResidualWarp(input_dim, warp, rng)
+            self.warp = ResidualWarp(input_dim, warp, rng, weight_prior)
         else:
             raise ValueError(f"warp needs a stationary kernel, got {type(kernel).__name__}.")
         self.num_features = max(features.num_features for features in self.maps)
