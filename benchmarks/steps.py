@@ -130,6 +130,17 @@ def gradient(data: Data, frequencies: int) -> Case:
     return Case(lambda: step(data.batch()).numpy(), products, J**3 / 3.0 + len(points) ** 3)
 
 
+def structured(data: Data, covariance: str | int) -> Case:
+    """A gradient step with 500 frequencies for another covariance of the weights."""
+    kernel, likelihood = prior()
+    network = gpn.RFE(kernel, DIM, 500, covariance=covariance)
+    model = gpn.GPNet(kernel, likelihood, network, num_data=NUM_DATA)
+    optimizer = gpn.FunctionalMirrorDescent(natural=False)
+    optimizer.build(model)
+    step = optimizer.compiled_step()
+    return Case(lambda: step(data.batch()).numpy())
+
+
 def as_published(data: Data, frequencies: int) -> Case:
     """The same step from the paper's formula, see published_step.py."""
     model, points, old = published_problem(data, frequencies)
@@ -180,6 +191,10 @@ CASES: dict[str, Callable[[Data], Case]] = {
     "natural, 500 frequencies": lambda data: natural(data, 500),
     "natural, 500 frequencies, staleness 0.2": lambda data: natural(data, 500, staleness=0.2),
     "natural, 200 frequencies, warp": lambda data: natural(data, 200, warp=(100, 100)),
+    "gradient, 500 frequencies, full": lambda data: structured(data, "full"),
+    "gradient, 500 frequencies, rank 20": lambda data: structured(data, 20),
+    "gradient, 500 frequencies, diagonal": lambda data: structured(data, "diag"),
+    "gradient, 500 frequencies, Kronecker": lambda data: structured(data, "kronecker"),
     "gradient, 1000 frequencies": lambda data: gradient(data, 1000),
     "gradient as published, 1000 frequencies": lambda data: as_published(data, 1000),
 }
