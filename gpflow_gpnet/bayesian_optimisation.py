@@ -1,5 +1,7 @@
 """GPNet as a model of trieste, for Bayesian optimisation: ``pip install gpflow_gpnet[trieste]``.
 
+For example ::
+
     dataset = observer(search_space.sample_sobol(10))
     model = GPNetModel(build_gpnet(dataset, search_space))
     result = trieste.bayesian_optimizer.BayesianOptimizer(observer, search_space).optimize(

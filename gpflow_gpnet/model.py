@@ -448,6 +448,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_y(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
+        """Mean and variance of new observations at each row."""
         assert_params_false(self.predict_y, full_cov=full_cov, full_output_cov=full_output_cov)
 
         def predict(X: tf.Tensor) -> MeanAndVariance:

@@ -115,7 +115,7 @@ class Scaling(Module):
         return cov * scale**2
 
     def log_jacobian(self, observed: tf.Tensor) -> tf.Tensor:
-        """log |dy' / dy| at each row, for targets observed so often [..., P]."""
+        """``log |dy' / dy|`` at each row, for targets observed so often [..., P]."""
         return -tf.reduce_sum(observed * tf.math.log(self.target_scale), axis=-1)
 
     def check_likelihood(self, likelihood: Likelihood) -> None:

@@ -30,7 +30,7 @@ class AdaptiveBasis(LinearNetwork):
     prior w ~ N(0, I) in these features is not the kernel's: the model's correction accounts for the
     difference. Weights take natural steps, body and amplitude Adam steps.
 
-    A step costs the body's O(B |Ω|) and the weights' O(B F²) + O(F³), F the width of the last
+    A step costs the body's ``O(B |Ω|)`` and the weights' O(B F²) + O(F³), F the width of the last
     hidden layer plus 1.
     """
 

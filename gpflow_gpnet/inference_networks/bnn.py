@@ -30,7 +30,7 @@ class BNN(InferenceNetwork):
 
     Weights W_k of each layer, biases as a last row, are independent between layers and
 
-    * ``"diag"``: W ~ N(M, diag(sd²)), O(S N |Ω|) time;
+    * ``"diag"``: W ~ N(M, diag(sd²)), ``O(S N |Ω|)`` time;
     * ``"matrix"``: W = M + A E Bᵀ, E standard normal, the matrix-variate Gaussian MN(M, AAᵀ, BBᵀ)
       with triangular A and B (Louizos and Welling 2016): O(S (in² out + in out²)) more a layer.
 

@@ -34,11 +34,11 @@ class NTK(InferenceNetwork):
     the kernel's; its covariance is then the tangent kernel of a random network, which may be far
     from the prior's. Takes gradient steps.
 
-    Of dense layers no Jacobian is formed for marginals, O(N L |Ω|) time, O(N L Σ width) memory.
+    Of dense layers no Jacobian is formed for marginals, ``O(N L |Ω|)`` time, O(N L Σ width) memory.
     For a full covariance of N inputs and layers a → δ, ∂g/∂W = a δᵀ:
 
-    * ``"diag"``, one variance a weight: one layer's Jacobian at a time, O(N² L |Ω|) time,
-      O(N L max |Ω_k|) memory;
+    * ``"diag"``, one variance a weight: one layer's Jacobian at a time, ``O(N² L |Ω|)`` time,
+      ``O(N L max |Ω_k|)`` memory;
     * ``"kronecker"``, v_in v_outᵀ in each layer: the elementwise product of two Gram matrices,
       (A diag(v_in) Aᵀ) ∘ (Δ diag(v_out) Δᵀ), O(N² L Σ width) time, no Jacobian. Exact, since a
       layer's gradient is an outer product; a variance for each layer is the special case of equal
@@ -140,8 +140,8 @@ class LinearisedNTK(LinearNetwork):
 
     Where w ~ N(0, I), as at the start, it is the :class:`NTK` that it is made of. Weights take
     natural steps: with Ω and V frozen, the exact posterior of the linearised model (Khan et al.
-    2019); else Ω and V take Adam steps. A "full" covariance needs O(B L |Ω|² + L |Ω|³) time a step:
-    for up to a few thousand weights.
+    2019); else Ω and V take Adam steps. A "full" covariance needs ``O(B L |Ω|² + L |Ω|³)`` time a
+    step: for up to a few thousand weights.
     """
 
     shared_features = False
