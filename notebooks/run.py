@@ -60,7 +60,9 @@ def execute(script: Path) -> None:
     notebook = jupytext.reads(shortened(text) if SHORT else text, fmt="py:percent")
     notebook.metadata = KERNEL
     started = time.perf_counter()
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(
+        notebook, timeout=1800, startup_timeout=300, resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
     print(f"{script.name}: {time.perf_counter() - started:.0f} s", flush=True)
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # in place of random ones, so that runs can be compared
