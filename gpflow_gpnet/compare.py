@@ -63,6 +63,11 @@ def compare(
 
     A model that fails does not stop the rest: its row holds the error.
 
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> comparison = gpn.compare({"GP": trained}, (X, Y), test_data=(X, Y), progress=False)
+    >>> comparison.results["rmse"].shape, bool(comparison.results["rmse"][0] < 1.0)
+    ((1,), True)
+
     :param models: names, and either what trains a model, ``(X, Y) -> model`` with ``predict_f``,
         ``predict_y``, ``predict_log_density`` and a likelihood, as all GPflow models have; or a
         trained model, which is scored as it is (then with ``test_data``).
@@ -140,6 +145,12 @@ def scores(model: Any, data: Any, *, y_mean: float = 0.0, y_std: float = 1.0) ->
     ranked probability score (from 100 quantiles), the fraction of targets in central intervals, and
     the mean distance between levels and the fractions of targets below their quantiles.
 
+    >>> from gpflow_gpnet.compare import scores
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> values = scores(trained, (X, Y))
+    >>> sorted(values)[:3], 0.0 <= values["coverage_90"] <= 1.0
+    (['below_0.05', 'below_0.10', 'below_0.15'], True)
+
     :param data: X [N, D] and Y [N, 1].
     :param y_mean: what the targets were shifted by, and y_std: divided by, before training.
     """
@@ -202,7 +213,13 @@ def _calibration_columns() -> list[str]:
 
 @dataclass(eq=False)
 class Comparison:
-    """Raw results, one row for each method and split, and what they say."""
+    """Raw results, one row for each method and split, and what they say.
+
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> comparison = gpn.compare({"GP": trained}, (X, Y), test_data=(X, Y), progress=False)
+    >>> list(comparison.table(["rmse", "nlpd"]).columns), comparison.methods
+    (['rmse', 'nlpd'], ('GP',))
+    """
 
     results: pd.DataFrame
     """Columns method, split, those of :data:`METRICS`, below_0.05 … below_0.95 and error."""

@@ -73,6 +73,10 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     Notation: N data (``num_data``), B rows of a batch, M measurement points, D inputs, P outputs,
     L latent GPs.
+
+    >>> model = gpn.GPNet(kernel, likelihood, X, num_data=20)  # of an array, as SVGP
+    >>> type(model.inference_network).__name__, model.prior_covariance(X).shape
+    ('RFE', TensorShape([1, 20, 20]))
     """
 
     prediction_rows: int = 4096

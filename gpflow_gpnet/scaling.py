@@ -24,6 +24,12 @@ class Scaling(Module):
     standardised data. What users give and get is in the units of the data: data, points at which to
     predict, measurement points and inducing inputs; means, variances, samples, quantiles, log
     densities and the bound.
+
+    >>> scaling = gpn.Scaling.from_data((100.0 + X, 5.0 * Y))
+    >>> inputs, targets = scaling((100.0 + X, 5.0 * Y))
+    >>> inputs.shape, round(float(np.std(targets)), 6)
+    (TensorShape([20, 1]), 1.0)
+    >>> model = gpn.GPNet(kernel, likelihood, network, num_data=20, scaling=scaling)
     """
 
     def __init__(

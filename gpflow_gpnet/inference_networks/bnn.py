@@ -42,6 +42,11 @@ class BNN(InferenceNetwork):
 
     At the start the last layer has mean 0, and its variances are such that the variance averaged
     over the inputs is the kernel's.
+
+    >>> network = gpn.BNN((10,), num_samples=30, kernel=kernel, input_dim=1)
+    >>> mean, variance = network(X)
+    >>> mean.shape, variance.shape
+    (TensorShape([20, 1]), TensorShape([20, 1]))
     """
 
     def __init__(

@@ -43,6 +43,11 @@ class NTK(InferenceNetwork):
       (A diag(v_in) Aᵀ) ∘ (Δ diag(v_out) Δᵀ), O(N² L Σ width) time, no Jacobian. Exact, since a
       layer's gradient is an outer product; a variance for each layer is the special case of equal
       entries.
+
+    >>> network = gpn.NTK((10,), kernel=kernel, input_dim=1)
+    >>> mean, cov = network(X, full_cov=True)
+    >>> mean.shape, cov.shape
+    (TensorShape([20, 1]), TensorShape([1, 20, 20]))
     """
 
     def __init__(
@@ -142,6 +147,10 @@ class LinearisedNTK(LinearNetwork):
     natural steps: with Ω and V frozen, the exact posterior of the linearised model (Khan et al.
     2019); else Ω and V take Adam steps. A "full" covariance needs ``O(B L |Ω|² + L |Ω|³)`` time a
     step: for up to a few thousand weights.
+
+    >>> network = gpn.LinearisedNTK(gpn.NTK((4,), kernel=kernel, input_dim=1))
+    >>> network.features(X).shape  # [L, N, F]: 4 + 4 weights into, 4 + 1 out of the hidden layer
+    TensorShape([1, 20, 13])
     """
 
     shared_features = False
