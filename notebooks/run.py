@@ -2,6 +2,7 @@
 
     python notebooks/run.py            all, in fresh kernels (`make notebooks`)
     python notebooks/run.py 01 07      those whose names begin so
+    python notebooks/run.py --text     keep outputs, take over prose; code must be what was executed
 
 GPNET_SHORT=1 takes the values after `# short:` in place of those before, to see quickly whether the
 code runs; nothing is written then. The scripts know nothing of it.
@@ -64,6 +65,13 @@ def execute(script: Path) -> None:
         notebook, timeout=1800, startup_timeout=300, resources={"metadata": {"path": str(FOLDER)}}
     ).execute()
     print(f"{script.name}: {time.perf_counter() - started:.0f} s", flush=True)
+    if not SHORT:
+        write(notebook, script)
+
+
+def write(notebook: Any, script: Path) -> None:
+    """Write a notebook, tidied, beside its script."""
+    notebook.metadata = KERNEL
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"  # in place of random ones, so that runs can be compared
         cell.metadata.pop("execution", None)
@@ -72,18 +80,37 @@ def execute(script: Path) -> None:
                 if "text" in output:
                     output["text"] = RETRACING.sub("", output["text"])
             cell.outputs = [tidied(output, script) for output in cell.outputs if kept(output)]
-    if not SHORT:
-        jupytext.write(notebook, script.with_suffix(".ipynb"), fmt="ipynb")
+    jupytext.write(notebook, script.with_suffix(".ipynb"), fmt="ipynb")
+
+
+def take_over_text(script: Path) -> None:
+    """Write the notebook with a script's prose and the outputs that it has.
+
+    :raises ValueError: if the code is another than what was executed.
+    """
+    notebook = jupytext.read(script)
+    executed = code_cells(jupytext.read(script.with_suffix(".ipynb")))
+    if [cell.source for cell in code_cells(notebook)] != [cell.source for cell in executed]:
+        raise ValueError(f"{script.name} has other code than its notebook: execute it.")
+    for cell, old in zip(code_cells(notebook), executed, strict=True):
+        cell.outputs, cell.execution_count = old.outputs, old.execution_count
+    write(notebook, script)
+
+
+def code_cells(notebook: Any) -> list[Any]:
+    """Those of a notebook."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="beginnings of names; all by default")
-    names = tuple(parser.parse_args().names)
+    parser.add_argument("--text", action="store_true", help="take over prose, execute nothing")
+    options = parser.parse_args()
     for script in SCRIPTS:
-        if script.name.startswith(names or ""):
-            execute(script)
+        if script.name.startswith(tuple(options.names) or ""):
+            (take_over_text if options.text else execute)(script)
 
 
 if __name__ == "__main__":
