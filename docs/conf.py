@@ -14,7 +14,7 @@ author = "the authors of gpflow_gpnet"
 copyright = "the authors of gpflow_gpnet, Apache 2.0"
 release = gpflow_gpnet.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx-mathjax-offline"]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
@@ -30,6 +30,7 @@ for notebook in HERE.parent.glob("notebooks/*.ipynb"):
     shutil.copy(notebook, HERE / "tutorials")
 
 autodoc_mock_imports = ["trieste"]  # an extra that the documentation does not need
+autoclass_content = "both"  # what __init__ says of its arguments too
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

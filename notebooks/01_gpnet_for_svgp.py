@@ -139,9 +139,8 @@ plt.show()
 # On 150 points in one dimension nothing can beat the exact GP, and ten inducing points are enough
 # for SVGP: all four predict the held-out points about equally well. That is what a swap should do
 # first. Look at the ends: beyond the data, where no point was measured, the mean of the GPNets
-# wanders inside the prior's band in place of returning to 0. Notebook 9 is about that. And look at
-# the seconds: the array `Z` gave a network of 100 frequencies, five times what is needed here,
-# which costs time in plain Adam steps.
+# wanders inside the prior's band in place of returning to 0. Notebook 9 is about that. The seconds
+# are those of a machine that did other work too; each includes some for compiling.
 #
 # ## What you had, you still have
 #

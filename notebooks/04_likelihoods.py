@@ -101,8 +101,8 @@ for name, model in models.items():
 # independent outputs interpolate, and say by a wide band that they are guessing.
 #
 # Coupling helps only if outputs do share functions. And the mixing matrix is learned as a number:
-# its own uncertainty is not in the band, which is too narrow where the other outputs say little
-# about the missing one.
+# its own uncertainty is not in the band, so that above the coupled model's error is larger than
+# its standard deviation.
 #
 # ## Noise that varies with x
 #

@@ -83,6 +83,8 @@ for name, data in (("expected improvement", one_by_one), ("Thompson sampling", f
     print(f"{name}: {len(data)} observations, best is {regrets(data)[-1]:.4f} above the minimum")
 
 # %% [markdown]
+# One run each: which rule is ahead here is chance.
+#
 # ## A trajectory
 #
 # `model.trajectory_sampler()` gives functions that can be evaluated, and differentiated, anywhere.
