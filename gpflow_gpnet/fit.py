@@ -59,6 +59,10 @@ def fit(
 ) -> History:
     """Train a model on minibatches.
 
+    >>> history = gpn.fit(model, (X, Y), num_steps=3, batch_size=10, seed=0, progress=False)
+    >>> int(history["step"][-1]), sorted(history)
+    (3, ['loss', 'seconds', 'step'])
+
     :param model: a :class:`GPNet`, or any GPflow model with data as an argument (SVGP, …).
     :param data: X [N, D] and Y [N, P] as arrays, tensors or DataFrames, shuffled anew each epoch
         (and third what a likelihood of :mod:`gpflow_gpnet.likelihoods` knows of each row); or a

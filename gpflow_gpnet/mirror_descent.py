@@ -60,6 +60,11 @@ class FunctionalMirrorDescent(tf.Module):
 
     One object optimises one model. Its state (t, slots, natural parameters) is in a
     ``tf.train.Checkpoint``.
+
+    >>> optimizer = gpn.FunctionalMirrorDescent(gpn.InverseSqrt(1.0, 1.0), learning_rate=0.01)
+    >>> loss = optimizer.minimize(model, (X, Y))  # one step, on a batch
+    >>> loss.shape, int(optimizer.t), optimizer.takes_natural_steps
+    (TensorShape([]), 1, True)
     """
 
     _natural_parameters: _NaturalParameters

@@ -57,6 +57,12 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     Like every pickle, a file can run code when loaded: load files that you trust.
 
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.gpn"
+    >>> model.save(path)
+    >>> bool(np.all(gpn.load(path).predict_f(X)[1] == model.predict_f(X)[1]))
+    True
+
     :raises ValueError: if the file is of another kind or format, cut short, or of another default
         float than the present one.
     """

@@ -34,15 +34,20 @@ class NTK(InferenceNetwork):
     the kernel's; its covariance is then the tangent kernel of a random network, which may be far
     from the prior's. Takes gradient steps.
 
-    Of dense layers no Jacobian is formed for marginals, O(N L |Ω|) time, O(N L Σ width) memory.
+    Of dense layers no Jacobian is formed for marginals, ``O(N L |Ω|)`` time, O(N L Σ width) memory.
     For a full covariance of N inputs and layers a → δ, ∂g/∂W = a δᵀ:
 
-    * ``"diag"``, one variance a weight: one layer's Jacobian at a time, O(N² L |Ω|) time,
-      O(N L max |Ω_k|) memory;
+    * ``"diag"``, one variance a weight: one layer's Jacobian at a time, ``O(N² L |Ω|)`` time,
+      ``O(N L max |Ω_k|)`` memory;
     * ``"kronecker"``, v_in v_outᵀ in each layer: the elementwise product of two Gram matrices,
       (A diag(v_in) Aᵀ) ∘ (Δ diag(v_out) Δᵀ), O(N² L Σ width) time, no Jacobian. Exact, since a
       layer's gradient is an outer product; a variance for each layer is the special case of equal
       entries.
+
+    >>> network = gpn.NTK((10,), kernel=kernel, input_dim=1)
+    >>> mean, cov = network(X, full_cov=True)
+    >>> mean.shape, cov.shape
+    (TensorShape([20, 1]), TensorShape([1, 20, 20]))
     """
 
     def __init__(
@@ -58,8 +63,8 @@ class NTK(InferenceNetwork):
     ) -> None:
         """
         :param hidden_units: widths of the hidden layers, none for a linear model; or a tf_keras
-            model that maps rows [N, D] to [N, L]. Its Jacobian [N, L, |Ω|] is formed, by one
-            vectorised pass over rows; V has a variance for each of its trainable weights. Freeze
+            model that maps rows [N, D] to [N, L]. Its Jacobian ``[N, L, |Ω|]`` is formed, by
+            one vectorised pass over rows; V has a variance for each of its trainable weights. Freeze
             the weights after this (``gpflow.set_trainable(network.tangents.body, False)``) to give
             a trained model uncertainty and leave its predictions as they are.
         :param activation: elementwise, by Keras's name; not for a Keras model.
@@ -140,8 +145,12 @@ class LinearisedNTK(LinearNetwork):
 
     Where w ~ N(0, I), as at the start, it is the :class:`NTK` that it is made of. Weights take
     natural steps: with Ω and V frozen, the exact posterior of the linearised model (Khan et al.
-    2019); else Ω and V take Adam steps. A "full" covariance needs O(B L |Ω|² + L |Ω|³) time a step:
-    for up to a few thousand weights.
+    2019); else Ω and V take Adam steps. A "full" covariance needs ``O(B L |Ω|² + L |Ω|³)`` time a
+    step: for up to a few thousand weights.
+
+    >>> network = gpn.LinearisedNTK(gpn.NTK((4,), kernel=kernel, input_dim=1))
+    >>> network.features(X).shape  # [L, N, F]: 4 + 4 weights into, 4 + 1 out of the hidden layer
+    TensorShape([1, 20, 13])
     """
 
     shared_features = False

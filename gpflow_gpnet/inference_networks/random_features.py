@@ -30,6 +30,13 @@ class RFE(LinearNetwork):
     :math:`φ(x)^\top φ(x') ≈ k(x, x')` and q ≈ p, with equal variances for a stationary kernel.
     Kernels without a spectral density that have exact finite features (Linear, Polynomial,
     Constant, Coregion), and sums and products with them, use these.
+
+    >>> network = gpn.RFE(kernel, input_dim=1, num_features=5)  # cosines and sines: F = 10
+    >>> mean, variance = network(X)
+    >>> mean.shape, variance.shape, network(X, full_cov=True)[1].shape
+    (TensorShape([20, 1]), TensorShape([20, 1]), TensorShape([1, 20, 20]))
+    >>> network.features(X).shape, network.q_mu.shape, network.q_sqrt.shape
+    (TensorShape([20, 10]), TensorShape([10, 1]), TensorShape([1, 10, 10]))
     """
 
     def __init__(
