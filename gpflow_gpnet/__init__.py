@@ -1,6 +1,6 @@
 """Inference networks for Gaussian processes: GPNet, a drop-in for GPflow's SVGP."""
 
-from . import callbacks, datasets, likelihoods, measurement, plotting, step_sizes
+from . import callbacks, datasets, kernels, likelihoods, measurement, plotting, step_sizes
 from ._version import __version__
 from .compare import compare
 from .fbnn import FBNN
@@ -54,6 +54,7 @@ __all__ = [
     "datasets",
     "fit",
     "fit_hyperparameters",
+    "kernels",
     "likelihoods",
     "load",
     "measurement",
