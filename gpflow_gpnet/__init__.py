@@ -1,6 +1,6 @@
 """Inference networks for Gaussian processes: GPNet, a drop-in for GPflow's SVGP."""
 
-from . import callbacks, datasets, likelihoods, measurement, plotting, step_sizes
+from . import callbacks, datasets, kernels, likelihoods, measurement, plotting, step_sizes
 from ._version import __version__
 from .compare import compare
 from .defaults import defaults
@@ -14,6 +14,7 @@ from .inference_networks import (
     NTK,
     RFE,
     AdaptiveBasis,
+    ConvNTK,
     Deterministic,
     InducingFeatures,
     InferenceNetwork,
@@ -32,6 +33,7 @@ __all__ = [
     "AdaptiveBasis",
     "BNN",
     "Constant",
+    "ConvNTK",
     "Deterministic",
     "FBNN",
     "FunctionalMirrorDescent",
@@ -56,6 +58,7 @@ __all__ = [
     "defaults",
     "fit",
     "fit_hyperparameters",
+    "kernels",
     "likelihoods",
     "load",
     "measurement",

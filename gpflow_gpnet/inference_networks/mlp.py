@@ -25,6 +25,7 @@ __all__ = [
     "as_activation",
     "check_hidden_units",
     "keras_input_dim",
+    "value_and_slope",
     "with_ones",
 ]
 
@@ -178,7 +179,7 @@ class MLP(Module):
         hidden = self.inputs(X)
         activations, slopes = [with_ones(hidden)], []
         for W, b in zip(self.W[:-1], self.b[:-1], strict=True):
-            hidden, slope = _value_and_slope(self.activation, tf.tensordot(hidden, W, 1) + b)
+            hidden, slope = value_and_slope(self.activation, tf.tensordot(hidden, W, 1) + b)
             activations.append(with_ones(hidden))
             slopes.append(slope)
         last = self.W[-1]
@@ -197,7 +198,7 @@ def with_ones(X: tf.Tensor) -> tf.Tensor:
     return tf.concat([X, tf.ones_like(X[..., :1])], axis=-1)
 
 
-def _value_and_slope(activation: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def value_and_slope(activation: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """σ(z) and σ'(z), both differentiable."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(z)
@@ -235,10 +236,13 @@ class KerasBody(Module):
     takes the inputs as they are: scale them yourself.
     """
 
-    def __init__(self, model: Any, input_dim: int) -> None:
+    def __init__(
+        self, model: Any, input_dim: int, input_shape: tuple[int, ...] | None = None
+    ) -> None:
         """
         :param model: rows [N, D] to [N, F].
         :param input_dim: D.
+        :param input_shape: what the model takes in place of D numbers, such as images.
         :raises TypeError: for what TensorFlow modules cannot track, such as a Keras 3 model.
         :raises ValueError: if the outputs are not a matrix.
         """
@@ -246,6 +250,7 @@ class KerasBody(Module):
         self.model = model
         check_module(self)
         self.input_dim = input_dim
+        self.input_shape = (input_dim,) if input_shape is None else input_shape
         outputs = self._rows(tf.zeros([1, self.input_dim], default_float()))
         if outputs.shape.rank != 2:
             raise ValueError(
@@ -257,6 +262,7 @@ class KerasBody(Module):
         self.num_outputs = int(outputs.shape[-1])
 
     def _rows(self, X: tf.Tensor) -> tf.Tensor:
+        X = tf.reshape(X, [-1, *self.input_shape])
         return tf.cast(self.model(X, training=False), default_float())  # Keras casts what comes in
 
     @check_shapes("X: [batch..., N, D]", "return: [batch..., N, F]")

@@ -20,7 +20,7 @@ from .initialisation import starting_prior, typical_inputs
 from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim
 from .weights import weight_gaussian
 
-__all__ = ["LinearisedNTK", "NTK"]
+__all__ = ["LinearisedNTK", "NTK", "fan_in_variances", "gram", "log_variances"]
 
 
 class NTK(InferenceNetwork):
@@ -187,12 +187,13 @@ class LinearisedNTK(LinearNetwork):
         return self.network.tangents.body(X)
 
 
-def _variances(values: AnyNDArray) -> Parameter:
+def log_variances(values: AnyNDArray) -> Parameter:
     """Logarithmic, so that small variances learn at the pace of others."""
     return Parameter(values, transform=positive(base="exp"))
 
 
-def _gram(root: tf.Tensor) -> tf.Tensor:
+def gram(root: tf.Tensor) -> tf.Tensor:
+    """Inner products [..., N, N] of the rows of [..., N, F]."""
     return tf.matmul(root, root, transpose_b=True)
 
 
@@ -267,7 +268,7 @@ class _DiagonalLayer(Module):
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
-        self.V = _variances(np.tile(_rows(fan_in)[:, None], [1, fan_out]))
+        self.V = log_variances(np.tile(fan_in_variances(fan_in)[:, None], [1, fan_out]))
 
     @property
     def root(self) -> tf.Tensor:
@@ -284,8 +285,8 @@ class _DiagonalLayer(Module):
 
     def covariance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
         if signals is None:
-            return _gram(activations[..., None, :, :] * tf.transpose(self.root)[:, None, :])
-        return _gram(_jacobian(activations, signals, self.root))
+            return gram(activations[..., None, :, :] * tf.transpose(self.root)[:, None, :])
+        return gram(_jacobian(activations, signals, self.root))
 
 
 class _KroneckerLayer(Module):
@@ -293,8 +294,8 @@ class _KroneckerLayer(Module):
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
-        self.v_in = _variances(_rows(fan_in))
-        self.v_out = _variances(np.ones(fan_out, default_float()))
+        self.v_in = log_variances(fan_in_variances(fan_in))
+        self.v_out = log_variances(np.ones(fan_out, default_float()))
 
     @property
     def root(self) -> tf.Tensor:
@@ -313,13 +314,13 @@ class _KroneckerLayer(Module):
         return tf.linalg.matvec(tf.square(signals), self.v_out)
 
     def covariance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
-        inner = _gram(activations * tf.sqrt(self.v_in))[..., None, :, :]
+        inner = gram(activations * tf.sqrt(self.v_in))[..., None, :, :]
         if signals is None:
             return inner * self.v_out[:, None, None]
-        return inner * _gram(signals * tf.sqrt(self.v_out))
+        return inner * gram(signals * tf.sqrt(self.v_out))
 
 
-def _rows(fan_in: int) -> AnyNDArray:
+def fan_in_variances(fan_in: int) -> AnyNDArray:
     """Variances of a random network's weights, 1 / fan-in, and biases, 1."""
     return np.append(np.full(fan_in, 1.0 / fan_in), 1.0).astype(default_float())
 
@@ -332,7 +333,7 @@ class _KerasTangents(_Tangents):
         self.body = body
         if not self._weights:
             raise ValueError(f"{type(body.model).__name__} has no trainable weights.")
-        self.V = [_variances(np.ones(w.shape, default_float())) for w in self._weights]
+        self.V = [log_variances(np.ones(w.shape, default_float())) for w in self._weights]
 
     @property
     def _weights(self) -> list[tf.Variable]:
@@ -349,7 +350,7 @@ class _KerasTangents(_Tangents):
 
     def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
         root = self.scaled_jacobian(X)
-        cov = _gram(root) if full_cov else tf.reduce_sum(tf.square(root), axis=-1)
+        cov = gram(root) if full_cov else tf.reduce_sum(tf.square(root), axis=-1)
         return self.body(X), cov
 
     def scaled_jacobian(self, X: tf.Tensor) -> tf.Tensor:
