@@ -64,7 +64,9 @@ RUNS = {
     "kin8nm-1600": Run("kin8nm", (400, 800, 1600), random_features(500, **WARP), 0.01),
     "kin8nm-warp": Run("kin8nm", (200, 400), random_features(200, **WARP), 0.01),
     "power-warp": Run("power", (1000, 2400), random_features(200, **WARP), 0.01),
-    "protein-warp": Run("protein", (1500, 3000), random_features(200, **WARP), 0.01),
+    "protein-warp": Run(
+        "protein", (1500, 3000), random_features(200, weight_prior=False, **WARP), 0.01
+    ),
     "kin8nm-basis": Run("kin8nm", tuple(range(250, 3001, 250)), basis(), 0.01),
     "power-basis": Run("power", (1000, 2000, 3000), basis(200, 200, 200), 0.005),
     "protein-basis": Run(
