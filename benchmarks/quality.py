@@ -68,7 +68,9 @@ RUNS = {
         "protein", (1500, 3000), random_features(200, weight_prior=False, **WARP), 0.01
     ),
     "kin8nm-basis": Run("kin8nm", tuple(range(250, 3001, 250)), basis(), 0.01),
-    "power-basis": Run("power", (1000, 2000, 3000), basis(200, 200, 200), 0.005),
+    "power-basis": Run(
+        "power", (1000, 2000, 3000), basis(200, 200, 200, weight_prior=False), 0.005
+    ),
     "protein-basis": Run(
         "protein",
         tuple(range(500, 5001, 500)),

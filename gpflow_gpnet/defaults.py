@@ -183,7 +183,9 @@ class Recipe:
         end = None if seconds is None else time.perf_counter() + seconds
         candidates = {candidate.name: candidate for candidate in self.candidates}
         few = len(self.data[0]) < FEW_ROWS
-        training, validation = self._parts()
+        # Training then holds rows out itself, to learn the noise from, and scores them.
+        spares = not few and isinstance(base_likelihood(self.likelihood), Gaussian)
+        training, validation = (self.data, self.data) if spares else self._parts()
         best: tuple[GPNet, History] | None = None
 
         def train(candidate: Candidate, data: RegressionData, left: int) -> tuple[GPNet, History]:
@@ -192,8 +194,10 @@ class Recipe:
 
         for index, (name, candidate) in enumerate(candidates.items()):
             model, history = train(candidate, training, len(candidates) - index + few)
-            self.validation_nlpd[name] = -float(
-                tf.reduce_mean(model.predict_log_density(validation))
+            self.validation_nlpd[name] = (
+                float(history["validation_nlpd"][-1])
+                if spares
+                else -float(tf.reduce_mean(model.predict_log_density(validation)))
             )
             if name == min(self.validation_nlpd, key=self.validation_nlpd.__getitem__):
                 self.network, best = name, (model, history)
