@@ -25,6 +25,7 @@ import gpflow
 import numpy as np
 import tensorflow as tf
 from gpflow.keras import tf_keras
+from gpytorch_svgp import GPyTorchSVGP, is_installed
 from machine import describe_machine
 from published_step import published_gradients
 
@@ -86,6 +87,18 @@ def svgp(data: Data) -> Case:
         return loss
 
     return Case(lambda: step(*data.batch()).numpy())
+
+
+def gpytorch(data: Data) -> Case:
+    """GPyTorch's SVGP, all parameters by Adam."""
+    model = GPyTorchSVGP(data.X[:INDUCING].copy(), NUM_DATA)
+    batches = [tuple(values.numpy() for values in batch) for batch in data.batches]
+
+    def run() -> None:
+        data.next += 1
+        model.step(*batches[data.next % len(batches)])
+
+    return Case(run)
 
 
 def natural(
@@ -198,6 +211,10 @@ CASES: dict[str, Callable[[Data], Case]] = {
     "gradient, 1000 frequencies": lambda data: gradient(data, 1000),
     "gradient as published, 1000 frequencies": lambda data: as_published(data, 1000),
 }
+
+
+if is_installed():
+    CASES["GPyTorch SVGP, 500 inducing points, Adam"] = gpytorch
 
 
 def main() -> None:
