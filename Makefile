@@ -54,7 +54,7 @@ build: venv ## Build the wheel and the source archive into dist
 check-dist: build ## Install the wheel, then the source archive, in a clean environment and use it
 	rm -rf .venv-dist
 	$(VENV)/bin/python -m venv .venv-dist
-	$(call pip,.venv-dist) -c constraints.txt dist/*.whl
+	$(call pip,.venv-dist) --no-compile -c constraints.txt dist/*.whl
 	cd dist && ../.venv-dist/bin/python -I ../tests/installed.py
 	$(call pip,.venv-dist) --force-reinstall --no-deps dist/*.tar.gz
 	cd dist && ../.venv-dist/bin/python -I ../tests/installed.py
