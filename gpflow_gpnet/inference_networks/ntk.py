@@ -63,17 +63,10 @@ class NTK(InferenceNetwork):
     ) -> None:
         """
         :param hidden_units: widths of the hidden layers, none for a linear model; or a tf_keras
-<<<<<<< HEAD
             model that maps rows [N, D] to [N, L]. Its Jacobian ``[N, L, |Ω|]`` is formed, by one
             vectorised pass over rows; V has a variance for each of its trainable weights. Freeze
             the weights after this (``gpflow.set_trainable(network.tangents.body, False)``) to give
             a trained model uncertainty and leave its predictions as they are.
-=======
-            model that maps rows [N, D] to [N, L]. Its Jacobian ``[N, L, |Ω|]`` is formed, by
-            one vectorised pass over rows; V has a variance for each of its trainable weights.
-            Freeze the weights after this (``gpflow.set_trainable(network.tangents.body, False)``)
-            to give a trained model uncertainty and leave its predictions as they are.
->>>>>>> docs
         :param activation: elementwise, by Keras's name; not for a Keras model.
         :param kernel: the prior's: tells D where it can, L, and the variance (1 without) and
             lengthscales to start with. Only its values now are used.
