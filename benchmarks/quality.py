@@ -69,7 +69,11 @@ RUNS = {
     ),
     "kin8nm-basis": Run("kin8nm", tuple(range(250, 3001, 250)), basis(), 0.01),
     "power-basis": Run(
-        "power", (1000, 2000, 3000), basis(200, 200, 200, weight_prior=False), 0.005
+        "power",
+        (1000, 2000, 3000, 4000),
+        basis(200, 200, 200, weight_prior=False),
+        0.01,
+        dtype=np.float32,
     ),
     "protein-basis": Run(
         "protein",
