@@ -15,13 +15,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     experiments = parser.add_subparsers(dest="experiment", required=True)
     # Imported here, after TensorFlow's log level is set.
-    from . import snelson
+    from . import images, snelson
 
-    snelson.add_arguments(
-        experiments.add_parser("snelson", help=snelson.SUMMARY, description=snelson.__doc__)
-    )
+    modules = {"snelson": snelson, "images": images}
+    for name, module in modules.items():
+        module.add_arguments(
+            experiments.add_parser(name, help=module.SUMMARY, description=module.__doc__)
+        )
     options = parser.parse_args(arguments)
-    {"snelson": snelson.run}[options.experiment](options)
+    modules[options.experiment].run(options)
 
 
 if __name__ == "__main__":
