@@ -103,7 +103,13 @@ class EarlyStopping(Callback):
 
 
 class TimeLimit(Callback):
-    """Stop after so many seconds of training, compiling included."""
+    """Stop after so many seconds of training, compiling included.
+
+    >>> limit = gpn.callbacks.TimeLimit(0.0)
+    >>> limit.on_start(model, gpn.History())  # gpn.fit(..., callbacks=[limit]) does
+    >>> limit(1)
+    True
+    """
 
     def __init__(self, seconds: float) -> None:
         """

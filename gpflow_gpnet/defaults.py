@@ -42,7 +42,12 @@ _TIMED_STEPS = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network and how it is trained."""
+    """A network and how it is trained.
+
+    >>> from gpflow_gpnet.defaults import FEW
+    >>> FEW[0].name, FEW[0].network(kernel, 1, 1, 0).features(X).shape  # of kernel, D, L and a seed
+    ('random features', TensorShape([20, 1000]))
+    """
 
     name: str
     network: Callable[[Kernel, int, int, int], InferenceNetwork]
@@ -97,6 +102,10 @@ def defaults(
     start from an exact GP on at most 1,000 rows. :meth:`Recipe.fit` then trains a few candidate
     networks and keeps the one that predicts held-out training rows best.
 
+    >>> recipe = gpn.defaults(kernel, X, Y)  # then recipe.fit(seconds=60) and recipe.model
+    >>> [candidate.name for candidate in recipe.candidates]
+    ['random features', 'warped random features']
+
     :param kernel: the prior's; it is copied.
     :param X: [N, D]; Y: [N, P]; in any units.
     :param likelihood: Gaussian by default; it is copied.
@@ -125,7 +134,16 @@ def defaults(
 
 @dataclass(eq=False)
 class Recipe:
-    """What :func:`defaults` chose, and the model once it is fitted."""
+    """What :func:`defaults` chose, and the model once it is fitted.
+
+    >>> recipe = gpn.defaults(kernel, X, Y)
+    >>> recipe.likelihood.variance.shape, recipe.network is None  # no candidate is chosen yet
+    (TensorShape([]), True)
+    >>> recipe.model
+    Traceback (most recent call last):
+    ...
+    ValueError: There is no model yet: call fit first.
+    """
 
     kernel: Kernel
     likelihood: Likelihood

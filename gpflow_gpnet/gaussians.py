@@ -81,6 +81,10 @@ def times_lower(matrix: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """matrix [..., N, F] times lower-triangular factor [..., F, F], in 5/8 of the arithmetic.
 
     Large products go by blocks, without those of the factor's zeros; so do their gradients.
+
+    >>> factor = tf.constant([[2.0, 0.0], [1.0, 1.0]])
+    >>> gpn.gaussians.times_lower(tf.ones([3, 2]), factor).numpy().tolist()
+    [[3.0, 1.0], [3.0, 1.0], [3.0, 1.0]]
     """
     size = factor.shape[-1]
     if (
@@ -274,6 +278,12 @@ def conjugate_gradients(
     """A better solution of matrix x = target than the start, by preconditioned conjugate gradients.
 
     Each iteration reduces the error's norm in the matrix, costs O(N²), and N of them are exact.
+
+    >>> matrix, target = tf.constant([[4.0, 2.0], [2.0, 2.0]]), tf.constant([2.0, 1.0])
+    >>> start, root = tf.zeros(2), tf.eye(2)
+    >>> x = gpn.gaussians.conjugate_gradients(matrix, target, start, root, iterations=2)
+    >>> x.shape, bool(np.allclose(x, [0.5, 0.0], atol=1e-5))
+    (TensorShape([2]), True)
 
     :param matrix: positive definite.
     :param root: S with S Sᵀ ≈ matrix⁻¹; where that is exact, so is the first iteration.

@@ -129,7 +129,13 @@ class _InfiniteNetworkKernel(Kernel, abc.ABC):
 
 
 class ConvNetKernel(_InfiniteNetworkKernel):
-    """Convolutions with an activation after each, then a dense layer of all positions."""
+    """Convolutions with an activation after each, then a dense layer of all positions.
+
+    >>> kernel = gpn.kernels.ConvNetKernel((4, 4, 1), num_layers=2, filter_size=3)
+    >>> images = np.random.default_rng(0).normal(size=(3, 4, 4, 1))
+    >>> kernel(images).shape, kernel(images, full_cov=False).shape
+    (TensorShape([3, 3]), TensorShape([3]))
+    """
 
     def __init__(
         self,
@@ -181,6 +187,11 @@ class ResNetKernel(_InfiniteNetworkKernel):
     images are halved: the first convolution of a group but the first has stride 2, and what is
     added to is then a 1 x 1 convolution of stride 2. The default is the prior of Shi et al. (2019,
     appendix), six blocks in three groups.
+
+    >>> kernel = gpn.kernels.ResNetKernel((4, 4, 1), blocks=(1, 1))
+    >>> rows = np.random.default_rng(0).normal(size=(3, 16))  # images as rows of pixels
+    >>> kernel(rows).shape
+    TensorShape([3, 3])
     """
 
     def __init__(

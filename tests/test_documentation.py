@@ -24,7 +24,7 @@ def python_blocks(page: Path) -> list[str]:
 )
 @pytest.mark.filterwarnings("ignore:The model over-fits")
 def test_python_blocks_of_a_page_run(name):
-    """One after the other, with fewer steps."""
+    """One after the other, with fewer steps; blocks that would take long are marked py instead."""
     scope: dict = {}
     for block in python_blocks(ROOT / name):
         exec(block.replace("num_steps=200", "num_steps=2"), scope)

@@ -37,6 +37,12 @@ class ConvNTK(InferenceNetwork):
 
     At the start the mean is 0, and V such that the variance averaged over the inputs is the
     prior's. Takes gradient steps; for classes with ``Softmax`` or ``RobustMax``, L = num_classes.
+
+    >>> network = gpn.ConvNTK((4, 4, 1), num_classes=3, filters=(2, 2), features=5, hidden_units=4)
+    >>> images = np.random.default_rng(0).normal(size=(6, 16))  # rows of pixels
+    >>> mean, cov = network(images, full_cov=True)
+    >>> mean.shape, cov.shape
+    (TensorShape([6, 3]), TensorShape([3, 6, 6]))
     """
 
     def __init__(
