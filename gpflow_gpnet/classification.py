@@ -38,6 +38,10 @@ def class_probabilities(
 ) -> AnyNDArray:
     """p(class | x, data), f integrated out.
 
+    >>> classifier = gpn.GPNet(kernel, gpflow.likelihoods.Bernoulli(), X[:5], num_data=len(X))
+    >>> gpn.classification.class_probabilities(classifier, X[:3]).shape
+    (3, 2)
+
     By quadrature for ``Bernoulli`` (two classes, of which the second is Y = 1) and ``MultiClass``;
     for ``Softmax`` the mean over samples of f, which has a standard error below
     0.5 / sqrt(num_samples).
@@ -77,6 +81,10 @@ def class_probabilities(
 def scores(model: Any, data: Any, *, num_samples: int = 1000, seed: int = 0) -> dict[str, float]:
     """:func:`probability_scores` of a model's :func:`class_probabilities`.
 
+    >>> classifier = gpn.GPNet(kernel, gpflow.likelihoods.Bernoulli(), X[:5], num_data=len(X))
+    >>> sorted(gpn.classification.scores(classifier, (X, 1.0 * (Y > 0))))
+    ['brier', 'calibration_error', 'error', 'nlpd']
+
     :param data: X [N, D] and labels Y [N, 1].
     """
     X, Y = data
@@ -87,6 +95,10 @@ def scores(model: Any, data: Any, *, num_samples: int = 1000, seed: int = 0) -> 
 def probability_scores(probabilities: AnyNDArray, Y: Any) -> dict[str, float]:
     """Error rate of the most probable class, mean negative log probability (nats per datum),
     Brier score (sum of squares over classes, 0 to 2) and expected calibration error.
+
+    >>> certain = gpn.classification.probability_scores(np.array([[0.0, 1.0]]), np.array([[1]]))
+    >>> certain["error"], certain["brier"]
+    (0.0, 0.0)
 
     :param probabilities: [N, C], rows sum to 1.
     :param Y: labels 0 … C - 1.
@@ -113,7 +125,11 @@ def probability_scores(probabilities: AnyNDArray, Y: Any) -> dict[str, float]:
 @check_shapes("probabilities: [N, C]", "Y: [N, 1]")
 def calibration_error(probabilities: AnyNDArray, Y: Any, bins: int = 15) -> float:
     """Mean gap between confidence and accuracy over equally wide bins of the confidence, that of
-    the most probable class, weighted by what they hold (Guo et al. 2017)."""
+    the most probable class, weighted by what they hold (Guo et al. 2017).
+
+    >>> gpn.classification.calibration_error(np.array([[0.25, 0.75]]), np.array([[1]]))
+    0.25
+    """
     confidence = probabilities.max(axis=1)
     right = probabilities.argmax(axis=1) == np.asarray(Y)[:, 0]
     places = np.minimum((confidence * bins).astype(int), bins - 1)
@@ -123,7 +139,11 @@ def calibration_error(probabilities: AnyNDArray, Y: Any, bins: int = 15) -> floa
 
 @check_shapes("probabilities: [N, C]", "return: [N]")
 def entropy(probabilities: AnyNDArray) -> AnyNDArray:
-    """Of each row, nats."""
+    """Of each row, nats.
+
+    >>> gpn.classification.entropy(np.array([[0.5, 0.5]]))
+    array([0.693...])
+    """
     return -np.sum(probabilities * np.log(np.maximum(probabilities, _LEAST)), axis=1)
 
 
@@ -133,6 +153,9 @@ def auroc(inside: AnyNDArray, outside: AnyNDArray) -> float:
 
     With :func:`entropy` of the class probabilities of the test set and of other inputs: how well
     uncertainty tells inputs that are unlike the data.
+
+    >>> gpn.classification.auroc(np.array([0.1, 0.2]), np.array([0.3, 0.15]))
+    0.75
     """
     ranks = rankdata(np.concatenate([outside, inside]))[: len(outside)]
     pairs = len(inside) * len(outside)
