@@ -1,6 +1,15 @@
 """Inference networks for Gaussian processes: GPNet, a drop-in for GPflow's SVGP."""
 
-from . import callbacks, datasets, kernels, likelihoods, measurement, plotting, step_sizes
+from . import (
+    callbacks,
+    classification,
+    datasets,
+    kernels,
+    likelihoods,
+    measurement,
+    plotting,
+    step_sizes,
+)
 from ._version import __version__
 from .compare import compare
 from .defaults import defaults
@@ -53,6 +62,7 @@ __all__ = [
     "Sum",
     "__version__",
     "callbacks",
+    "classification",
     "compare",
     "datasets",
     "defaults",

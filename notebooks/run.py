@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-from nbclient import NotebookClient
 from PIL import Image
 
 FOLDER = Path(__file__).parent
@@ -57,6 +56,8 @@ def tidied(output: Any, script: Path) -> Any:
 
 def execute(script: Path) -> None:
     """Run a script's cells in a fresh kernel and, unless short, write the notebook."""
+    from nbclient import NotebookClient  # of the extra "notebooks"; pairing does not need it
+
     text = script.read_text()
     notebook = jupytext.reads(shortened(text) if SHORT else text, fmt="py:percent")
     notebook.metadata = KERNEL

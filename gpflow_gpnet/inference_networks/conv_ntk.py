@@ -110,7 +110,7 @@ class ConvNTK(InferenceNetwork):
         # In a namespace, so that the network's parameters do not include the prior's.
         self._start = SimpleNamespace(kernel=None if kernel is None else freeze(kernel))
         self._initialised = False
-        self._scale_to_prior(rng.normal(size=(16, int(np.prod(self.image_shape)))))
+        self.scale_variances(rng.normal(size=(16, int(np.prod(self.image_shape)))))
 
     @property
     def num_latent_gps(self) -> int:
@@ -125,10 +125,11 @@ class ConvNTK(InferenceNetwork):
         """Scale features to size 1, and V to the prior's variance, by some rows of X [N, D]."""
         rows = np.asarray(X)[:: max(1, len(X) // _ROWS_TO_START_FROM)][:_ROWS_TO_START_FROM]
         self.body.initialise(rows)
-        self._scale_to_prior(rows)
+        self.scale_variances(rows)
         self._initialised = True
 
-    def _scale_to_prior(self, X: np.ndarray) -> None:
+    def scale_variances(self, X: np.ndarray) -> None:
+        """Multiply V so that the variance averaged over rows X [N, D] is the prior's."""
         rows = tf.convert_to_tensor(X, default_float())
         kernel = self._start.kernel
         prior = 1.0 if kernel is None else tf.reduce_mean(latent_variance(kernel, rows))
