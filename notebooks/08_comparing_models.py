@@ -98,7 +98,7 @@ comparison = gpn.compare(
     splits=NUM_SPLITS,
     progress=False,
 )
-comparison.table(["rmse", "nlpd", "crps", "coverage_90", "calibration_error", "seconds"])
+comparison.table(["rmse", "nlpd", "crps", "coverage_90", "calibration_error"])
 
 # %% [markdown]
 # Mean ± standard error over the splits. Lower is better, but for `coverage_90`, which should be
