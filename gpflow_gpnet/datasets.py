@@ -139,9 +139,8 @@ def load(
         says it.
     :param verify: whether files of the names in ``data/checksums.sha256`` must be those files.
     :return: the data set, ``X`` [N, D] and ``Y`` [N, 1] in float64.
-    :raises FileNotFoundError: if there is no such file, and OpenML does not have it or cannot be
-        reached.
-    :raises ImportError: if it could be fetched, but scikit-learn is not installed.
+    :raises FileNotFoundError: if there is no such file, and OpenML does not have it, cannot be
+        reached, or needs scikit-learn, which is not installed.
     :raises KeyError: if the file does not hold both ``X`` and ``Y``.
     :raises ValueError: if the file is damaged or another than is known by its name, if shapes are
         wrong or values not finite; see :class:`Dataset`.
@@ -171,7 +170,7 @@ def load(
     try:
         return Dataset(name, *openml.fetch(name))
     except ImportError as error:
-        raise ImportError(f"{missing} {error}") from error
+        raise FileNotFoundError(f"{missing} {advice} {error}") from error
     except OSError as error:
         raise FileNotFoundError(
             f"{missing} {advice} Fetching it from OpenML failed: {type(error).__name__}: {error}"

@@ -189,6 +189,8 @@ for name, model in robust.items():
     print(f"{name}: RMSE on the points that were left alone {error:.3f}")
 
 # %% [markdown]
+# ## Limits
+#
 # Student's t costs nothing here but a quadrature. It is a choice about the data, not a safe
 # default: where there are no outliers it gives up some accuracy, and its log density is not
 # comparable with a Gaussian's unless both are scored on the same held-out targets.

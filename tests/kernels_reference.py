@@ -3,7 +3,7 @@
 Needs an environment of its own (Novak et al. 2020; the last release, 0.6.5, wants an older JAX):
 
     pip install "neural-tangents==0.6.5" "jax==0.4.25" "jaxlib==0.4.25" "numpy<2" "scipy<1.13" \\
-        "tf2jax==0.3.6"
+        "tf2jax==0.3.6" "ml_dtypes==0.5.1"
     python tests/kernels_reference.py      # writes kernels_reference.npz beside this file
 """
 

@@ -10,6 +10,8 @@ import matplotlib
 import matplotlib.pyplot as plt
 import pytest
 
+import gpflow_gpnet.openml
+
 FOLDER = Path(__file__).parents[1] / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
 
@@ -20,14 +22,19 @@ spec.loader.exec_module(run)
 scripts = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 
 
+def no_network(name):
+    raise OSError(f"{name} is not fetched in tests")
+
+
 @scripts
 @pytest.mark.filterwarnings("ignore:The model over-fits")
 def test_a_script_runs(script, monkeypatch):
-    """In short, without the user's data sets; in this process, which has TensorFlow already."""
+    """In short, without data sets or a network; in this process, which has TensorFlow already."""
     text = script.read_text()
     if "import trieste" in text:
         pytest.importorskip("trieste")
     monkeypatch.delenv("GPNET_DATA", raising=False)
+    monkeypatch.setattr(gpflow_gpnet.openml, "fetch", no_network)
     monkeypatch.chdir(FOLDER)
     with matplotlib.rc_context():
         exec(compile(run.shortened(text), script, "exec"), {"__name__": "__main__"})

@@ -79,5 +79,5 @@ def test_data_that_openml_does_not_have_are_not_asked_for(fetched, tmp_path):
 
 def test_scikit_learn_is_optional(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"yacht\.npz is a file.*gpflow_gpnet\[openml\]"):
+    with pytest.raises(FileNotFoundError, match=r"yacht\.npz is a file.*gpflow_gpnet\[openml\]"):
         datasets.load("yacht", tmp_path)
