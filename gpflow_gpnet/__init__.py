@@ -24,7 +24,7 @@ from .inference_networks import (
     weight_gaussian,
 )
 from .mirror_descent import FunctionalMirrorDescent
-from .saving import load
+from .saving import load, load_into, save_arrays
 from .scaling import Scaling
 from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
@@ -58,8 +58,10 @@ __all__ = [
     "fit_hyperparameters",
     "likelihoods",
     "load",
+    "load_into",
     "measurement",
     "plotting",
+    "save_arrays",
     "step_sizes",
     "weight_gaussian",
 ]
