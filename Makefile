@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-oldest check format build clean
+.PHONY: help venv demo test test-slow test-oldest check format docs notebooks build check-dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,14 +41,32 @@ format: venv ## Put the code in order
 	$(VENV)/bin/python -m ruff check --fix .
 	$(VENV)/bin/python -m ruff format .
 
+docs: $(VENV)/.docs ## Build the documentation site into docs/_build/html
+	$(VENV)/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+notebooks: $(VENV)/.notebooks ## Execute the notebooks anew (all, or NOTEBOOKS="01 07")
+	$(VENV)/bin/python notebooks/run.py $(NOTEBOOKS)
+
 build: venv ## Build the wheel and the source archive into dist
 	rm -rf build dist
 	$(VENV)/bin/python -m build
 
+check-dist: build ## Install the wheel, then the source archive, in a clean environment and use it
+	rm -rf .venv-dist
+	$(VENV)/bin/python -m venv .venv-dist
+	$(call pip,.venv-dist) --no-compile -c constraints.txt dist/*.whl
+	cd dist && ../.venv-dist/bin/python -I ../tests/installed.py
+	$(call pip,.venv-dist) --force-reinstall --no-deps dist/*.tar.gz
+	cd dist && ../.venv-dist/bin/python -I ../tests/installed.py
+	rm -rf .venv-dist
+
 clean: ## Remove all that make made, the environments too
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf $(VENV) $(VENV_OLDEST) .venv-ci .venv-ci-oldest
+	rm -rf build dist docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_OLDEST) .venv-ci .venv-ci-oldest .venv-dist
 	find gpflow_gpnet tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# $(call pip,FOLDER) install quietly into an environment
+pip = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
 # $(call make_venv,PYTHON,FOLDER,CONSTRAINTS,EXTRAS)
 define make_venv
@@ -56,12 +74,17 @@ define make_venv
 	  echo "Python 3.10, 3.11 or 3.12 is needed, and $(1) is not one." \
 	    "Name one with PYTHON=..., or with PYTHON_OLDEST=... for test-oldest." >&2; exit 1; }
 	$(1) -m venv $(2)
-	$(2)/bin/python -m pip install --quiet --disable-pip-version-check -c $(3) -e '.[$(4)]'
+	$(call pip,$(2)) -c $(3) -e '.[$(4)]'
 	@touch $@
 endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call make_venv,$(PYTHON),$(VENV),constraints.txt,dev)
+
+# The extras docs and notebooks, added where they are needed
+$(VENV)/.docs $(VENV)/.notebooks: $(VENV)/.%: $(VENV)/.installed
+	$(call pip,$(VENV)) -c constraints.txt -e '.[$*]'
+	@touch $@
 
 $(VENV_OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(call make_venv,$(PYTHON_OLDEST),$(VENV_OLDEST),constraints-oldest.txt,test)

@@ -11,35 +11,80 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import platform
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import gpflow
 import numpy as np
 import tensorflow as tf
+from machine import describe_machine
 
 import gpflow_gpnet as gpn
 from gpflow_gpnet import datasets
 
-# name: (dataset, steps at which to score, frequencies, learning rate at first, options)
-WARPED = {"warp": (100, 100), "noise": "held-out", "correction": False}
-BASIS = {"network": "basis", "noise": "held-out", "correction": False}
-LOCAL = {"network": "local", "noise": "held-out"}
-PLAIN = {"noise": "training", "correction": False}
+JITTER = {np.float32: 1e-5, np.float64: 1e-6}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A data set, a network, and how it is trained."""
+
+    dataset: str
+    steps: tuple[int, ...]
+    """At which to score; the last ends training."""
+    network: Callable[[gpflow.kernels.Kernel, int], gpn.InferenceNetwork]
+    learning_rate: float
+    """At first; it falls to zero."""
+    noise: str = "held-out"
+    correction: bool = False
+    dtype: type = np.float64
+
+
+def random_features(frequencies: int, **settings: Any) -> Callable[..., gpn.InferenceNetwork]:
+    return lambda kernel, dim: gpn.RFE(kernel, dim, frequencies, **settings)
+
+
+def basis(*hidden_units: int, **settings: Any) -> Callable[..., gpn.InferenceNetwork]:
+    sizes = {"hidden_units": hidden_units} if hidden_units else {}
+    return lambda kernel, dim: gpn.AdaptiveBasis(kernel=kernel, input_dim=dim, **sizes, **settings)
+
+
+WARP = {"warp": (100, 100)}
+FREE = {"activation": "swish", "weight_prior": False}
 RUNS = {
-    "boston": ("boston", [1, 5, 10, 20], 1000, 0.01, {}),
-    "kin8nm-400": ("kin8nm", [150, 400], 500, 0.02, PLAIN),
-    "kin8nm-1600": ("kin8nm", [400, 800, 1600], 500, 0.02, PLAIN | {"noise": "held-out"}),
-    "kin8nm-warp": ("kin8nm", [200, 400], 200, 0.01, WARPED),
-    "power-warp": ("power", [1000, 2400], 200, 0.01, WARPED),
-    "protein-warp": ("protein", [1500, 3000], 200, 0.01, WARPED),
-    "kin8nm-basis": ("kin8nm", [200, 400, 800, 1600, 3000], None, 0.01, BASIS),
-    "power-basis": ("power", [1000, 2400], None, 0.01, BASIS),
-    "protein-basis": ("protein", [1500, 3000], None, 0.01, BASIS),
-    "kin40k-local": ("kin40k", [500, 1500], None, 0.01, LOCAL),
+    "boston": Run(
+        "boston", (1, 5, 10, 20), random_features(1000), 0.01, "objective", correction=True
+    ),
+    "kin8nm-400": Run("kin8nm", (150, 400), random_features(500), 0.02, "training"),
+    "kin8nm-1600": Run("kin8nm", (400, 800, 1600), random_features(500, **WARP), 0.01),
+    "kin8nm-warp": Run("kin8nm", (200, 400), random_features(200, **WARP), 0.01),
+    "power-warp": Run("power", (1000, 2400), random_features(200, **WARP), 0.01),
+    "protein-warp": Run(
+        "protein", (1500, 3000), random_features(200, weight_prior=False, **WARP), 0.01
+    ),
+    "kin8nm-basis": Run("kin8nm", tuple(range(250, 3001, 250)), basis(), 0.01),
+    "power-basis": Run(
+        "power",
+        (1000, 2000, 3000, 4000),
+        basis(200, 200, 200, weight_prior=False),
+        0.01,
+        dtype=np.float32,
+    ),
+    "protein-basis": Run(
+        "protein",
+        tuple(range(500, 5001, 500)),
+        basis(256, 256, 256, **FREE),
+        0.003,
+        dtype=np.float32,
+    ),
+    "kin40k-basis": Run(
+        "kin40k", (2000, 4000, 8000), basis(200, 200, 200), 0.005, dtype=np.float32
+    ),
 }
 
 
@@ -51,25 +96,32 @@ def exact_scores(split: datasets.Split, kernel, likelihood) -> tuple[float, floa
 
 def scores(model, split: datasets.Split) -> tuple[float, float]:
     """Test RMSE and mean log density in the targets' units."""
-    mean, _ = model.predict_y(split.X_test)
-    density = model.predict_log_density((split.X_test, split.Y_test))
+    X, Y = (values.astype(gpflow.default_float()) for values in split.test)
+    mean, _ = model.predict_y(X)
+    density = model.predict_log_density((X, Y))
     rmse = float(np.sqrt(np.mean(np.square(mean - split.Y_test)))) * split.y_std
     return rmse, float(np.mean(density)) - np.log(split.y_std)
 
 
 def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
-    dataset, steps, frequencies, learning_rate, options = RUNS[name]
-    learning_rate = args.learning_rate or learning_rate
-    split = datasets.split(datasets.load(dataset, folder), 0)
+    setting = RUNS[name]
+    config = gpflow.config.Config(float=setting.dtype, jitter=JITTER[setting.dtype])
+    with gpflow.config.as_context(config):
+        return run_here(name, setting, folder, args)
+
+
+def run_here(name: str, setting: Run, folder: str, args: argparse.Namespace) -> list[dict]:
+    steps = setting.steps
+    split = datasets.split(datasets.load(setting.dataset, folder), 0)
     num, dim = split.X_train.shape
-    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(dim))
+    data = tuple(values.astype(setting.dtype) for values in split.train)
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(dim, setting.dtype))
     likelihood = gpflow.likelihoods.Gaussian(0.1)
     started = time.perf_counter()
-    gpn.fit_hyperparameters(kernel, likelihood, (split.X_train, split.Y_train))
+    gpn.fit_hyperparameters(kernel, likelihood, data)
     prefit = time.perf_counter() - started
     gpflow.set_trainable(kernel, False)
-    noise = options.get("noise", "objective")
-    gpflow.set_trainable(likelihood, noise != "objective")
+    gpflow.set_trainable(likelihood, setting.noise != "objective")
     rows = []
 
     def row(step: int, seconds: float, rmse: float, density: float, method: str) -> None:
@@ -80,24 +132,19 @@ def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
         )
         print(
             f"{name:14} {method:10} step {step:5d}  {seconds:6.1f} s  RMSE {rmse:.4f}  "
-            f"log density {density:+.4f}  noise variance {likelihood.variance.numpy():.4g}",
+            f"({rmse / split.y_std:.4f} normalised)  log density {density:+.4f}  noise variance "
+            f"{likelihood.variance.numpy():.4g}",
             flush=True,
         )
 
     if num <= 2000:
         row(0, prefit, *exact_scores(split, kernel, likelihood), "exact GP")
-    if options.get("network") == "basis":
-        network = gpn.AdaptiveBasis(kernel=kernel, input_dim=dim)
-    elif options.get("network") == "local":
-        rows = np.random.default_rng(0).permutation(num)[:1000]
-        network = gpn.InducingFeatures(kernel, split.X_train[rows])
-    else:
-        network = gpn.RFE(kernel, dim, frequencies, warp=options.get("warp"))
+    network = setting.network(kernel, dim)
     model = gpn.GPNet(kernel, likelihood, network, num_data=num)
     optimizer = gpn.FunctionalMirrorDescent(
-        learning_rate=gpn.LinearDecay(learning_rate, steps[-1]),
-        noise=noise,
-        prior_correction=options.get("correction", True),
+        learning_rate=gpn.LinearDecay(args.learning_rate or setting.learning_rate, steps[-1]),
+        noise=setting.noise,
+        prior_correction=setting.correction,
     )
     spent = prefit
 
@@ -116,7 +163,7 @@ def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
     score = Score()
     gpn.fit(
         model,
-        (split.X_train, split.Y_train),
+        data,
         optimizer=optimizer,
         num_steps=steps[-1],
         batch_size=500,
@@ -130,10 +177,7 @@ def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
     row(steps[-1], spent, *scores(model, split), "GPNet")
     clock = time.perf_counter()
     optimizer.polish(
-        tuple(
-            part[start : start + 500]
-            for part in (tf.constant(split.X_train), tf.constant(split.Y_train))
-        )
+        tuple(tf.constant(part[start : start + 500]) for part in data)
         for start in range(0, num, 500)
     )
     row(steps[-1], spent + time.perf_counter() - clock, *scores(model, split), "polished")
@@ -148,10 +192,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, help="instead of the run's own")
     parser.add_argument("--polish-every", type=int, default=None)
     args = parser.parse_args()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"TensorFlow {tf.__version__}, GPflow {gpflow.__version__}, float64"
-    )
+    print(describe_machine())
     rows = [row for name in args.only for row in run(name, args.data, args)]
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ import gpflow
 import numpy as np
 import tensorflow as tf
 from gpflow.keras import tf_keras
+from gpytorch_svgp import GPyTorchSVGP, is_installed
 from machine import describe_machine
 from published_step import published_gradients
 
@@ -88,6 +89,18 @@ def svgp(data: Data) -> Case:
     return Case(lambda: step(*data.batch()).numpy())
 
 
+def gpytorch(data: Data) -> Case:
+    """GPyTorch's SVGP, all parameters by Adam."""
+    model = GPyTorchSVGP(data.X[:INDUCING].copy(), NUM_DATA)
+    batches = [tuple(values.numpy() for values in batch) for batch in data.batches]
+
+    def run() -> None:
+        data.next += 1
+        model.step(*batches[data.next % len(batches)])
+
+    return Case(run)
+
+
 def natural(
     data: Data, frequencies: int, *, warp: tuple[int, ...] | None = None, staleness: float = 0.0
 ) -> Case:
@@ -128,6 +141,17 @@ def gradient(data: Data, frequencies: int) -> Case:
         + 12.0 * len(points) ** 3  # conditioning and divergence
     )
     return Case(lambda: step(data.batch()).numpy(), products, J**3 / 3.0 + len(points) ** 3)
+
+
+def structured(data: Data, covariance: str | int) -> Case:
+    """A gradient step with 500 frequencies for another covariance of the weights."""
+    kernel, likelihood = prior()
+    network = gpn.RFE(kernel, DIM, 500, covariance=covariance)
+    model = gpn.GPNet(kernel, likelihood, network, num_data=NUM_DATA)
+    optimizer = gpn.FunctionalMirrorDescent(natural=False)
+    optimizer.build(model)
+    step = optimizer.compiled_step()
+    return Case(lambda: step(data.batch()).numpy())
 
 
 def as_published(data: Data, frequencies: int) -> Case:
@@ -180,9 +204,17 @@ CASES: dict[str, Callable[[Data], Case]] = {
     "natural, 500 frequencies": lambda data: natural(data, 500),
     "natural, 500 frequencies, staleness 0.2": lambda data: natural(data, 500, staleness=0.2),
     "natural, 200 frequencies, warp": lambda data: natural(data, 200, warp=(100, 100)),
+    "gradient, 500 frequencies, full": lambda data: structured(data, "full"),
+    "gradient, 500 frequencies, rank 20": lambda data: structured(data, 20),
+    "gradient, 500 frequencies, diagonal": lambda data: structured(data, "diag"),
+    "gradient, 500 frequencies, Kronecker": lambda data: structured(data, "kronecker"),
     "gradient, 1000 frequencies": lambda data: gradient(data, 1000),
     "gradient as published, 1000 frequencies": lambda data: as_published(data, 1000),
 }
+
+
+if is_installed():
+    CASES["GPyTorch SVGP, 500 inducing points, Adam"] = gpytorch
 
 
 def main() -> None:

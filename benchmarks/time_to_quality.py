@@ -115,7 +115,7 @@ def compare(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         spent = prefit + time.perf_counter() - clock
         train(method, svgp, optimizers[method](), args.svgp_steps, spent)
     gpflow.set_trainable(kernel, False)
-    network = gpn.AdaptiveBasis((200, 200, 200), kernel=kernel)
+    network = gpn.AdaptiveBasis((200, 200, 200), kernel=kernel, weight_prior=False)
     model = gpn.GPNet(kernel, likelihood, network, num_data=num)
     optimizer = gpn.FunctionalMirrorDescent(
         learning_rate=gpn.LinearDecay(0.003, args.steps), prior_correction=False

@@ -1,6 +1,15 @@
 """Inference networks for Gaussian processes: GPNet, a drop-in for GPflow's SVGP."""
 
-from . import callbacks, datasets, likelihoods, measurement, plotting, step_sizes
+from . import (
+    callbacks,
+    classification,
+    datasets,
+    kernels,
+    likelihoods,
+    measurement,
+    plotting,
+    step_sizes,
+)
 from ._version import __version__
 from .compare import compare
 from .defaults import defaults
@@ -14,6 +23,7 @@ from .inference_networks import (
     NTK,
     RFE,
     AdaptiveBasis,
+    ConvNTK,
     Deterministic,
     InducingFeatures,
     InferenceNetwork,
@@ -32,6 +42,7 @@ __all__ = [
     "AdaptiveBasis",
     "BNN",
     "Constant",
+    "ConvNTK",
     "Deterministic",
     "FBNN",
     "FunctionalMirrorDescent",
@@ -51,11 +62,13 @@ __all__ = [
     "Sum",
     "__version__",
     "callbacks",
+    "classification",
     "compare",
     "datasets",
     "defaults",
     "fit",
     "fit_hyperparameters",
+    "kernels",
     "likelihoods",
     "load",
     "load_into",

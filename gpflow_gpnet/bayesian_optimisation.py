@@ -1,5 +1,7 @@
 """GPNet as a model of trieste, for Bayesian optimisation: ``pip install gpflow_gpnet[trieste]``.
 
+For example ::
+
     dataset = observer(search_space.sample_sobol(10))
     model = GPNetModel(build_gpnet(dataset, search_space))
     result = trieste.bayesian_optimizer.BayesianOptimizer(observer, search_space).optimize(
@@ -70,6 +72,14 @@ class GPNetModel(GPflowPredictor, EncodedSupportsCovarianceBetweenPoints, HasTra
 
     It gives all that trieste's wrapper of SVGP gives: marginal, joint and noisy predictions,
     samples, covariances between points, and trajectories, which are exact draws of whole functions.
+
+    >>> import trieste
+    >>> from gpflow_gpnet.bayesian_optimisation import GPNetModel, build_gpnet
+    >>> data = trieste.data.Dataset(tf.constant(X), tf.constant(Y))
+    >>> model = GPNetModel(build_gpnet(data, trieste.space.Box([-1.0], [1.0]), num_features=5))
+    >>> mean, variance = model.predict(tf.constant(X))
+    >>> mean.shape, variance.shape
+    (TensorShape([20, 1]), TensorShape([20, 1]))
     """
 
     def __init__(
@@ -195,7 +205,15 @@ class GPNetModel(GPflowPredictor, EncodedSupportsCovarianceBetweenPoints, HasTra
 
 
 class FunctionTrajectorySampler(TrajectorySampler[GPNetModel]):
-    """Exact draws of whole functions from a :class:`GPNetModel`."""
+    """Exact draws of whole functions from a :class:`GPNetModel`.
+
+    >>> import trieste
+    >>> from gpflow_gpnet.bayesian_optimisation import GPNetModel
+    >>> sampler = GPNetModel(model).trajectory_sampler()
+    >>> trajectory = sampler.get_trajectory()
+    >>> trajectory(X[:, None]).shape  # [N, B, D] to [N, B, L], here of one function
+    TensorShape([20, 1, 1])
+    """
 
     def __init__(self, model: GPNetModel) -> None:
         """
@@ -228,6 +246,11 @@ class FunctionTrajectory(TrajectoryFunctionClass):
     """B functions, drawn when first called: points [N, B, D] to values [N, B, L].
 
     Column b of the points goes through function b.
+
+    >>> from gpflow_gpnet.bayesian_optimisation import FunctionTrajectory, GPNetModel
+    >>> trajectory = FunctionTrajectory(GPNetModel(model))
+    >>> trajectory(np.tile(X[:, None], [1, 3, 1])).shape  # three functions
+    TensorShape([20, 3, 1])
     """
 
     def __init__(self, model: GPNetModel) -> None:
@@ -328,6 +351,13 @@ def build_gpnet(
     The prior is a Matérn-5/2 kernel with lengthscales from the search space and the observations'
     variance, about their mean. Random features follow the kernel's hyperparameters; prior and
     features are compared at points of the search space and at the data.
+
+    >>> import trieste
+    >>> from gpflow_gpnet.bayesian_optimisation import build_gpnet
+    >>> data = trieste.data.Dataset(tf.constant(X), tf.constant(Y))
+    >>> model = build_gpnet(data, trieste.space.Box([-1.0], [1.0]), num_features=5)
+    >>> model.kernel.lengthscales.shape, model.inference_network.q_mu.shape
+    (TensorShape([1]), TensorShape([10, 1]))
 
     :param data: initial observations, [N, 1].
     :param search_space: with bounds.

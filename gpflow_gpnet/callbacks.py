@@ -20,7 +20,18 @@ __all__ = ["Callback", "EarlyStopping", "TensorBoard", "TimeLimit"]
 
 
 class Callback(abc.ABC):
-    """A callback that needs more than the step number."""
+    """A callback that needs more than the step number.
+
+    >>> class Enough(gpn.callbacks.Callback):
+    ...     def __call__(self, step):
+    ...         loss = self.history.last("loss", step)
+    ...         return loss is not None and loss < 1.0
+    >>> enough, history = Enough(), gpn.History()  # gpn.fit(..., callbacks=[enough]) does the rest:
+    >>> enough.on_start(model, history)
+    >>> history.append(step=10, loss=0.5)
+    >>> enough(10), enough(11)
+    (True, False)
+    """
 
     def on_start(self, model: Module, history: History) -> None:
         """Before the first step."""
@@ -48,7 +59,19 @@ class Callback(abc.ABC):
 
 
 class EarlyStopping(Callback):
-    """Stop when the validation score has not improved for a while; go back to the best step."""
+    """Stop when the validation score has not improved for a while; go back to the best step.
+
+    >>> stop, history = gpn.callbacks.EarlyStopping(patience=1), gpn.History()
+    >>> stop.on_start(model, history)  # gpn.fit(..., validation_data=..., callbacks=[stop]) does
+    >>> for step, nlpd in (1, 0.9), (2, 0.5), (3, 0.7):
+    ...     history.append(step=step, validation_nlpd=nlpd)
+    ...     print(step, stop(step))
+    1 None
+    2 None
+    3 True
+    >>> stop.best_step
+    2
+    """
 
     def __init__(
         self, patience: int | None = 10, *, min_delta: float = 0.0, restore_best: bool = True
@@ -127,6 +150,12 @@ class TensorBoard(Callback):
 
     The files can be read by TensorBoard, during training and later, and are written without it.
     ``gpflow.monitor``'s tasks may share the folder.
+
+    >>> import tempfile
+    >>> board, history = gpn.callbacks.TensorBoard(tempfile.mkdtemp()), gpn.History()
+    >>> board.on_start(model, history)  # gpn.fit(..., callbacks=[board]) does
+    >>> history.append(step=1, loss=0.5)
+    >>> board(1)
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
@@ -162,7 +191,13 @@ _SCALARS = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="s
 
 
 class TimeLimit(Callback):
-    """Stop after so many seconds of training, compiling included; a resumed run counts anew."""
+    """Stop after so many seconds of training, compiling included; a resumed run counts anew.
+
+    >>> limit = gpn.callbacks.TimeLimit(0.0)
+    >>> limit.on_start(model, gpn.History())  # gpn.fit(..., callbacks=[limit]) does
+    >>> limit(1)
+    True
+    """
 
     def __init__(self, seconds: float) -> None:
         """

@@ -69,6 +69,11 @@ def compare(
 
     A model that fails does not stop the rest: its row holds the error.
 
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> comparison = gpn.compare({"GP": trained}, (X, Y), test_data=(X, Y), progress=False)
+    >>> comparison.results["rmse"].shape, bool(comparison.results["rmse"][0] < 1.0)
+    ((1,), True)
+
     :param models: names, and either what trains a model, ``(X, Y) -> model`` with ``predict_f``,
         ``predict_y``, ``predict_log_density`` and a likelihood, as all GPflow models have (or
         ``(X, Y) -> (model, History)``, whose number of steps is then a result too); or a trained
@@ -169,6 +174,12 @@ def scores(
     ranked probability score (from 100 quantiles), the fraction of targets in central intervals, and
     the mean distance between levels and the fractions of targets below their quantiles.
 
+    >>> from gpflow_gpnet.compare import scores
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> values = scores(trained, (X, Y))
+    >>> sorted(values)[:3], 0.0 <= values["coverage_90"] <= 1.0
+    (['below_0.05', 'below_0.10', 'below_0.15'], True)
+
     :param data: X [N, D] and Y [N, 1].
     :param y_mean: what the targets were shifted by, and y_std: divided by, before training.
     :param quantile_rows: as for :func:`compare`.
@@ -240,7 +251,13 @@ def _calibration_columns() -> list[str]:
 
 @dataclass(eq=False)
 class Comparison:
-    """Raw results, one row for each method and split, and what they say."""
+    """Raw results, one row for each method and split, and what they say.
+
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> comparison = gpn.compare({"GP": trained}, (X, Y), test_data=(X, Y), progress=False)
+    >>> list(comparison.table(["rmse", "nlpd"]).columns), comparison.methods
+    (['rmse', 'nlpd'], ('GP',))
+    """
 
     results: pd.DataFrame
     """Columns method, split, those of :data:`METRICS`, steps, below_0.05 … below_0.95 and error."""

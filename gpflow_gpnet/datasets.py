@@ -46,6 +46,10 @@ class Dataset:
 
     :raises ValueError: if a shape is not the one given below, if X and Y differ in their number
         of rows, if there are none, or if a value is not finite.
+
+    >>> dataset = gpn.datasets.Dataset("line", X, Y)
+    >>> dataset.X.shape, dataset.Y.shape
+    ((20, 1), (20, 1))
     """
 
     name: str
@@ -87,6 +91,10 @@ class Split:
                \\log p(y_{original}) = \\log p(y) - \\log y_{std}.
 
     Notation: n training rows, m test rows, D inputs.
+
+    >>> part = gpn.datasets.split(gpn.datasets.load("snelson"), index=0)
+    >>> [values.shape for values in (*part.train, *part.test)]
+    [(180, 1), (180, 1), (20, 1), (20, 1)]
     """
 
     X_train: FloatArray
@@ -124,6 +132,10 @@ def load(
     :data:`gpflow_gpnet.openml.DATASETS` are fetched from OpenML by scikit-learn, which keeps a
     copy. Of ``bike``, the two input columns whose sum is the exponential of the target are left
     out.
+
+    >>> dataset = gpn.datasets.load("snelson")
+    >>> dataset.X.shape, dataset.Y.shape
+    ((200, 1), (200, 1))
 
     :param name: the data set's name, such as ``"snelson"`` or ``"boston"``.
     :param folder: where the data sets are; if None, the environment variable ``GPNET_DATA``
@@ -187,6 +199,14 @@ def stream(
         model = gpn.GPNet(..., num_data=data.num_data, scaling=data.scaling())
         gpn.fit(model, data, num_steps=10_000, checkpoint_dir="run")
 
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> np.savez(folder / "part-0.npz", X=X, Y=Y)
+    >>> np.savez(folder / "part-1.npz", X=X[:5], Y=Y[:5])
+    >>> data = gpn.datasets.stream(folder / "part-*.npz")
+    >>> data.num_data, data.counts
+    (25, [20, 5])
+
     Rows are shuffled anew in each epoch, the files among each other and the rows within
     ``buffer_rows`` that then follow each other. The order is a function of ``fit``'s seed and the
     step, so that a resumed run goes on in it. Where files are sorted by something that matters to
@@ -216,6 +236,10 @@ def split(
     The rows are shuffled by ``numpy.random.RandomState(index)`` and the first
     ``int(train_fraction * N)`` are for training, so that an index stands for the same split
     everywhere.
+
+    >>> part = gpn.datasets.split(gpn.datasets.load("snelson"), index=0, train_fraction=0.5)
+    >>> part.X_train.shape, bool(abs(part.Y_train.mean()) < 1e-9)
+    ((100, 1), True)
 
     :param dataset: the data set, with N rows.
     :param index: which of the random splits, 0, 1, 2, ...

@@ -18,7 +18,7 @@ from gpflow.mean_functions import MeanFunction
 
 from .callbacks import TimeLimit
 from .checks import check_shape, to_tensors
-from .fit import fit
+from .fit import HELD_OUT_LIMIT, fit
 from .gpnet import GPNet
 from .history import History
 from .hyperparameters import fit_hyperparameters
@@ -42,7 +42,12 @@ _TIMED_STEPS = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network and how it is trained."""
+    """A network and how it is trained.
+
+    >>> from gpflow_gpnet.defaults import FEW
+    >>> FEW[0].name, FEW[0].network(kernel, 1, 1, 0).features(X).shape  # of kernel, D, L and a seed
+    ('random features', TensorShape([20, 1000]))
+    """
 
     name: str
     network: Callable[[Kernel, int, int, int], InferenceNetwork]
@@ -64,22 +69,19 @@ def _random_features(**settings: Any) -> Callable[[Kernel, int, int, int], Infer
     )
 
 
+_WARPED = _random_features(num_features=200, warp=(100, 100))
+_WIDE = {"hidden_units": (256, 256, 256), "activation": "swish", "weight_prior": False}
+
 MANY = (
+    Candidate("warped random features", _WARPED, 0.01, False, max_steps=3000),
     Candidate("adaptive basis", _basis(hidden_units=(200, 200, 200)), 0.003, False),
-    Candidate(
-        "wide adaptive basis",
-        _basis(hidden_units=(256, 256, 256), activation="swish", weight_prior=False),
-        0.003,
-        False,
-    ),
+    Candidate("free adaptive basis", _basis(**_WIDE), 0.003, False, max_steps=5000),
 )
-"""For many rows: bodies that learn features, one held to its prior, one free to."""
+"""For many rows: networks that learn features, from the one nearest to the kernel to the freest."""
 
 FEW = (
-    Candidate("random features", _random_features(num_features=1000), 0.001, True, max_steps=20),
-    Candidate(
-        "warped random features", _random_features(num_features=200, warp=(100, 100)), 0.01, True
-    ),
+    Candidate("random features", _random_features(num_features=500), 0.001, True, max_steps=20),
+    Candidate("warped random features", _WARPED, 0.01, True),
 )
 """For few rows: the exact GP in all but name, and one with a warp of the inputs."""
 
@@ -99,6 +101,10 @@ def defaults(
     kernel is about scaled data, and for a Gaussian likelihood its hyperparameters and the noise
     start from an exact GP on at most 1,000 rows. :meth:`Recipe.fit` then trains a few candidate
     networks and keeps the one that predicts held-out training rows best.
+
+    >>> recipe = gpn.defaults(kernel, X, Y)  # then recipe.fit(seconds=60) and recipe.model
+    >>> [candidate.name for candidate in recipe.candidates]
+    ['random features', 'warped random features']
 
     :param kernel: the prior's; it is copied.
     :param X: [N, D]; Y: [N, P]; in any units.
@@ -128,7 +134,16 @@ def defaults(
 
 @dataclass(eq=False)
 class Recipe:
-    """What :func:`defaults` chose, and the model once it is fitted."""
+    """What :func:`defaults` chose, and the model once it is fitted.
+
+    >>> recipe = gpn.defaults(kernel, X, Y)
+    >>> recipe.likelihood.variance.shape, recipe.network is None  # no candidate is chosen yet
+    (TensorShape([]), True)
+    >>> recipe.model
+    Traceback (most recent call last):
+    ...
+    ValueError: There is no model yet: call fit first.
+    """
 
     kernel: Kernel
     likelihood: Likelihood
@@ -156,9 +171,8 @@ class Recipe:
     def candidates(self) -> tuple[Candidate, ...]:
         """Those for so many rows, but of these the ones that take the kernel."""
         few = len(self.data[0]) < FEW_ROWS
-        candidates = (*FEW, MANY[0]) if few else MANY
-        takes = tuple(candidate for candidate in candidates if self._takes(candidate))
-        return takes or MANY
+        takes = tuple(each for each in (FEW if few else MANY) if self._takes(each))
+        return takes or MANY[1:]
 
     def _takes(self, candidate: Candidate) -> bool:
         if "warped" in candidate.name and not is_stationary(self.kernel):
@@ -185,34 +199,37 @@ class Recipe:
         :return: the kept candidate's history.
         """
         end = None if seconds is None else time.perf_counter() + seconds
-        candidates = self.candidates
+        candidates = {candidate.name: candidate for candidate in self.candidates}
         few = len(self.data[0]) < FEW_ROWS
-        best: tuple[float, str] | None = None
-        trained: dict[str, tuple[GPNet, History]] = {}
-        training, validation = self._parts() if few else (self.data, self.data)
-        for index, candidate in enumerate(candidates):
-            left = len(candidates) - index + few
+        # Training then holds rows out itself, to learn the noise from, and scores them.
+        spares = not few and isinstance(base_likelihood(self.likelihood), Gaussian)
+        training, validation = (self.data, self.data) if spares else self._parts()
+        best: tuple[GPNet, History] | None = None
+
+        def train(candidate: Candidate, data: RegressionData, left: int) -> tuple[GPNet, History]:
             share = None if end is None else max(end - time.perf_counter(), 0.0) / left
-            model, history = self._train(candidate, training, share, progress, callbacks)
-            score = _nlpd(model, validation) if few else history["validation_nlpd"][-1]
-            self.validation_nlpd[candidate.name] = float(score)
-            if best is None or score < best[0]:
-                best = float(score), candidate.name
-                trained[candidate.name] = model, history
-        assert best is not None  # there is always a candidate
-        self.network = best[1]
+            return self._train(candidate, data, share, progress, tuple(callbacks))
+
+        for index, (name, candidate) in enumerate(candidates.items()):
+            model, history = train(candidate, training, len(candidates) - index + few)
+            self.validation_nlpd[name] = (
+                float(history["validation_nlpd"][-1])
+                if spares
+                else -float(tf.reduce_mean(model.predict_log_density(validation)))
+            )
+            if name == min(self.validation_nlpd, key=self.validation_nlpd.__getitem__):
+                self.network, best = name, (model, history)
+        assert self.network is not None and best is not None  # there is always a candidate
         if few:  # what was held out returns
-            candidate = next(each for each in candidates if each.name == self.network)
-            share = None if end is None else max(end - time.perf_counter(), 0.0)
-            trained[self.network] = self._train(candidate, self.data, share, progress, callbacks)
-        self._model, history = trained[self.network]
+            best = train(candidates[self.network], self.data, 1)
+        self._model, history = best
         return history
 
     def _parts(self) -> tuple[RegressionData, RegressionData]:
         """Nine tenths of the rows, and one tenth."""
         X, Y = self.data
         rows = np.random.default_rng([self.seed, 7]).permutation(len(X))
-        number = max(1, len(X) // 10)
+        number = min(max(1, len(X) // 10), HELD_OUT_LIMIT)
         parts = [
             tuple(tf.gather(values, np.sort(part)) for values in (X, Y))
             for part in (rows[number:], rows[:number])
@@ -230,7 +247,7 @@ class Recipe:
         data: RegressionData,
         seconds: float | None,
         progress: bool,
-        callbacks: Iterable[Callable[[int], Any]],
+        callbacks: tuple[Callable[[int], Any], ...],
     ) -> tuple[GPNet, History]:
         rows = len(data[0])
         network = self._network(candidate)
@@ -274,7 +291,3 @@ class Recipe:
         steps = min(steps, candidate.max_steps)
         history = train(model, steps, progress=progress, callbacks=callbacks)
         return model, history
-
-
-def _nlpd(model: GPNet, data: RegressionData) -> float:
-    return -float(tf.reduce_mean(model.predict_log_density(data)))

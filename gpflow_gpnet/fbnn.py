@@ -26,6 +26,11 @@ class FBNN(InferenceNetworkModel):
     The density of a :class:`BNN` is intractable. With ``divergence="stein"`` the gradient of its
     divergence is :math:`E_q[(∇_f \log q - ∇_f \log p)^\top ∂f/∂γ]` on sampled functions, the first
     term by the spectral Stein gradient estimator; the objective's value is still that by moments.
+
+    >>> network = gpn.RFE(kernel, input_dim=1, num_features=5)
+    >>> model = gpn.FBNN(kernel, gpflow.likelihoods.Gaussian(0.1), network, num_data=20)
+    >>> model.elbo((X[:5], Y[:5])).shape
+    TensorShape([])
     """
 
     def __init__(

@@ -65,7 +65,12 @@ def _parameter(value: TensorData, constrained: bool = True) -> Parameter:
 
 
 class FeatureMap(Module, abc.ABC):
-    """Map from inputs x to F features phi(x)."""
+    """Map from inputs x to F features phi(x).
+
+    >>> features = gpn.feature_maps.feature_map(kernel, 1, 4, rng=np.random.default_rng(0))
+    >>> features.num_features, features(X).shape
+    (8, TensorShape([20, 8]))
+    """
 
     @property
     @abc.abstractmethod
@@ -85,6 +90,11 @@ class FourierFeatures(FeatureMap):
               \quad z = W (x / ℓ)
 
     with power p summing to 1 at the start, so that then :math:`φ(x)^\top φ(x) = v` for every x.
+
+    >>> features = gpn.feature_maps.FourierFeatures(np.ones([3, 1]), lengthscales=1.0, variance=2.0)
+    >>> phi = features(X)
+    >>> phi.shape, bool(np.allclose(np.sum(phi**2, axis=-1), 2.0))
+    (TensorShape([20, 6]), True)
     """
 
     def __init__(
@@ -144,7 +154,11 @@ class FourierFeatures(FeatureMap):
 
 
 class LinearFeatures(FeatureMap):
-    """Scaled inputs: phi(x) = sqrt(variance) x, of the Linear kernel."""
+    """Scaled inputs: phi(x) = sqrt(variance) x, of the Linear kernel.
+
+    >>> gpn.feature_maps.LinearFeatures(4.0, [0])(tf.constant([[3.0, 9.0]], tf.float64)).numpy()
+    array([[6.]])
+    """
 
     def __init__(self, variance: TensorData, columns: Sequence[int]) -> None:
         """
@@ -170,6 +184,11 @@ class PolynomialFeatures(FeatureMap):
     .. math:: \Big(\sum_{j=0}^d z_j z'_j\Big)^p
               = \sum_{|α| = p} \frac{p!}{\prod_j α_j!} \prod_j (z_j z'_j)^{α_j}, \quad
               z = (\sqrt{\mathrm{offset}}, \sqrt{\mathrm{variance}}\, x)
+
+    >>> kernel = gpflow.kernels.Polynomial(2)
+    >>> phi = gpn.feature_maps.feature_map(kernel, 1, 1, rng=np.random.default_rng(0))(X)
+    >>> phi.shape, bool(np.allclose(phi @ tf.transpose(phi), kernel(X)))
+    (TensorShape([20, 3]), True)
     """
 
     def __init__(
@@ -219,7 +238,11 @@ class PolynomialFeatures(FeatureMap):
 
 
 class ConstantFeatures(FeatureMap):
-    """One feature, the root of the variance, of the Constant kernel."""
+    """One feature, the root of the variance, of the Constant kernel.
+
+    >>> gpn.feature_maps.ConstantFeatures(4.0)(tf.constant(X))[:2].numpy().tolist()
+    [[2.0], [2.0]]
+    """
 
     def __init__(self, variance: TensorData) -> None:
         """
@@ -241,6 +264,11 @@ class CoregionFeatures(FeatureMap):
     r"""Rows of the Cholesky factor of :math:`W W^\top + \mathrm{diag}(κ)`, of the Coregion kernel.
 
     Features of a row are those of the output that its index column names, F outputs in all.
+
+    >>> kappa = np.array([4.0, 9.0])
+    >>> features = gpn.feature_maps.CoregionFeatures(np.zeros([2, 1]), kappa, column=0)
+    >>> features(tf.constant([[0.0], [1.0]], tf.float64)).numpy().tolist()
+    [[2.0, 0.0], [0.0, 3.0]]
     """
 
     def __init__(self, W: TensorData, kappa: TensorData, column: int) -> None:
@@ -282,7 +310,12 @@ class CoregionFeatures(FeatureMap):
 
 
 class ConcatenatedFeatures(FeatureMap):
-    """Features of all maps side by side: kernels add up."""
+    """Features of all maps side by side: kernels add up.
+
+    >>> ones = gpn.feature_maps.ConstantFeatures(1.0)
+    >>> gpn.feature_maps.ConcatenatedFeatures([ones, ones])(tf.constant(X)).shape
+    TensorShape([20, 2])
+    """
 
     def __init__(self, maps: Sequence[FeatureMap]) -> None:
         super().__init__()
@@ -298,7 +331,13 @@ class ConcatenatedFeatures(FeatureMap):
 
 
 class TensorProductFeatures(FeatureMap):
-    """All products of one feature of each map: kernels multiply."""
+    """All products of one feature of each map: kernels multiply.
+
+    >>> line = gpn.feature_maps.LinearFeatures(1.0, [0])
+    >>> square = gpn.feature_maps.TensorProductFeatures([line, line])(tf.constant(X))
+    >>> square.shape, bool(np.allclose(square, X**2))
+    (TensorShape([20, 1]), True)
+    """
 
     def __init__(self, maps: Sequence[FeatureMap]) -> None:
         super().__init__()
@@ -362,6 +401,11 @@ def feature_map(
 
     A sum concatenates features and a product multiplies them; their stationary parts together make
     one Fourier block.
+
+    >>> product = kernel * gpflow.kernels.Linear()
+    >>> features = gpn.feature_maps.feature_map(product, 1, 50, rng=np.random.default_rng(0))
+    >>> features(X).shape
+    TensorShape([20, 100])
 
     :param num_frequencies: of every Fourier block, which has twice as many features.
     :param rng: draws the frequencies.

@@ -27,12 +27,13 @@ from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
 from .shards import ShardBatches, Shards
 from .spectral import is_stationary, smoothing_lengthscales
-from .step_sizes import LinearDecay
+from .step_sizes import InverseSqrt
 
 __all__ = ["fit"]
 
 HELD_OUT_LIMIT = 2000
-_LEARNING_RATE = 0.01
+_LEARNING_RATE = InverseSqrt(0.01, 0.05)
+"""Falls whatever ``num_steps`` is, so that training in two goes ends where one does."""
 _HELD_OUT_ROWS = 256
 _PREDICTION_ROWS = 4096
 _LARGE_TARGETS = 30.0
@@ -66,16 +67,19 @@ def fit(
 ) -> History:
     """Train a model on minibatches.
 
+    >>> history = gpn.fit(model, (X, Y), num_steps=3, batch_size=10, seed=0, progress=False)
+    >>> int(history["step"][-1]), sorted(history)
+    (3, ['loss', 'seconds', 'step'])
+
     :param model: a :class:`GPNet`, or any GPflow model with data as an argument (SVGP, …).
     :param data: X [N, D] and Y [N, P] as arrays, tensors or DataFrames, shuffled anew each epoch
         (and third what a likelihood of :mod:`gpflow_gpnet.likelihoods` knows of each row); files of
         rows, :func:`gpflow_gpnet.datasets.stream`, shuffled likewise; or a ``tf.data.Dataset`` or
         an iterable of such batches, taken as they come.
     :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet: the one that has trained
-        it so far, which then goes on, or a new one whose learning rate falls from 0.01 to a
-        twentieth of it over ``num_steps``) or a Keras optimiser (default for others: Adam,
-        learning rate 0.01) on ``training_loss``; or a function of the model that makes a step of
-        your own, batch -> loss.
+        it so far, which then goes on, or a new one with learning rate 0.01 / (1 + 0.05 √t)) or a
+        Keras optimiser (default for others: Adam, learning rate 0.01) on ``training_loss``; or a
+        function of the model that makes a step of your own, batch -> loss.
     :param num_steps: steps to train; with a checkpoint, those already done count.
     :param batch_size: B, for arrays and files.
     :param validation_data: (X, Y) whose mean negative log predictive density is recorded. By
@@ -133,7 +137,7 @@ def fit(
     if optimizer is None:
         optimizer = (
             FunctionalMirrorDescent(
-                learning_rate=LinearDecay(_LEARNING_RATE, num_steps, 0.05 * _LEARNING_RATE)
+                learning_rate=_LEARNING_RATE,
             )
             if isinstance(model, GPNet)
             else tf_keras.optimizers.Adam(0.01)

@@ -36,7 +36,11 @@ _SMALLEST_BLOCK = 200
 
 
 def symmetrise(matrix: tf.Tensor) -> tf.Tensor:
-    """Average of a matrix [..., N, N] and its transpose."""
+    """Average of a matrix [..., N, N] and its transpose.
+
+    >>> gpn.gaussians.symmetrise(tf.constant([[1.0, 2.0], [0.0, 1.0]])).numpy().tolist()
+    [[1.0, 1.0], [1.0, 1.0]]
+    """
     return 0.5 * (matrix + tf.linalg.matrix_transpose(matrix))
 
 
@@ -45,6 +49,9 @@ def nugget(covariance: tf.Tensor) -> tf.Tensor:
 
     ``default_jitter()`` relative to the mean variance, never below the rounding error of an
     N x N factorisation.
+
+    >>> float(gpn.gaussians.nugget(tf.eye(3, dtype=tf.float64)))
+    1e-06
     """
     size = tf.cast(tf.shape(covariance)[-1], covariance.dtype)
     relative = tf.maximum(
@@ -62,7 +69,11 @@ def _mean_diagonal(matrix: tf.Tensor) -> tf.Tensor:
 
 
 def add_diagonal(matrix: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """matrix [..., N, N] plus value [...] times the identity."""
+    """matrix [..., N, N] plus value [...] times the identity.
+
+    >>> gpn.gaussians.add_diagonal(tf.ones([2, 2]), tf.constant(1.0)).numpy().tolist()
+    [[2.0, 1.0], [1.0, 2.0]]
+    """
     return tf.linalg.set_diag(matrix, tf.linalg.diag_part(matrix) + value[..., None])
 
 
@@ -70,6 +81,10 @@ def times_lower(matrix: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     """matrix [..., N, F] times lower-triangular factor [..., F, F], in 5/8 of the arithmetic.
 
     Large products go by blocks, without those of the factor's zeros; so do their gradients.
+
+    >>> factor = tf.constant([[2.0, 0.0], [1.0, 1.0]])
+    >>> gpn.gaussians.times_lower(tf.ones([3, 2]), factor).numpy().tolist()
+    [[3.0, 1.0], [3.0, 1.0], [3.0, 1.0]]
     """
     size = factor.shape[-1]
     if (
@@ -165,6 +180,9 @@ def _with_retries(
 def cholesky(matrix: tf.Tensor, name: str = "matrix") -> tf.Tensor:
     """Lower Cholesky factor [..., N, N] that retries with more jitter and then says why it failed.
 
+    >>> gpn.gaussians.cholesky(tf.constant([[4.0, 2.0], [2.0, 2.0]])).numpy().tolist()
+    [[2.0, 0.0], [1.0, 1.0]]
+
     :param matrix: [..., N, N], symmetric.
     :param name: what the matrix is, for the error message.
     :raises tf.errors.InvalidArgumentError: naming the matrix, shape, dtype and likely cause; also
@@ -215,6 +233,10 @@ def cholesky_and_inverse(matrix: tf.Tensor, name: str = "matrix") -> tuple[tf.Te
 
     N must be known statically. Not differentiable in graph mode beyond the first attempt.
 
+    >>> factor, inverse = gpn.gaussians.cholesky_and_inverse(tf.constant([[4.0, 2.0], [2.0, 2.0]]))
+    >>> bool(np.allclose(factor @ inverse, np.eye(2)))
+    True
+
     :raises tf.errors.InvalidArgumentError: as :func:`cholesky`.
     """
     size = matrix.shape[-1]
@@ -233,6 +255,11 @@ def lower_root_of_inverse(precision: tf.Tensor, name: str = "precision") -> tf.T
 
     The Cholesky factor of the reversed matrix is an upper-triangular factor of the matrix itself,
     whose inverse transpose is lower triangular.
+
+    >>> precision = tf.constant([[4.0, 2.0], [2.0, 2.0]])
+    >>> root = gpn.gaussians.lower_root_of_inverse(precision)
+    >>> bool(np.allclose(root @ tf.transpose(root), tf.linalg.inv(precision)))
+    True
     """
     _, inverse = cholesky_and_inverse(tf.reverse(precision, axis=[-2, -1]), name)
     return tf.linalg.matrix_transpose(tf.reverse(inverse, axis=[-2, -1]))
@@ -251,6 +278,12 @@ def conjugate_gradients(
     """A better solution of matrix x = target than the start, by preconditioned conjugate gradients.
 
     Each iteration reduces the error's norm in the matrix, costs O(N²), and N of them are exact.
+
+    >>> matrix, target = tf.constant([[4.0, 2.0], [2.0, 2.0]]), tf.constant([2.0, 1.0])
+    >>> start, root = tf.zeros(2), tf.eye(2)
+    >>> x = gpn.gaussians.conjugate_gradients(matrix, target, start, root, iterations=2)
+    >>> x.shape, bool(np.allclose(x, [0.5, 0.0], atol=1e-5))
+    (TensorShape([2]), True)
 
     :param matrix: positive definite.
     :param root: S with S Sᵀ ≈ matrix⁻¹; where that is exact, so is the first iteration.
@@ -297,6 +330,11 @@ def bridge(
     :math:`β Σ C^{-1} m_0 + (1-β) K C^{-1} μ`. Neither K nor Σ is inverted, so K may be singular,
     and Σ too where β < 1. (Shi et al. 2019, section 3.2.)
 
+    >>> K, S, zeros = tf.eye(3), 0.25 * tf.eye(3), tf.zeros(3)
+    >>> mean, cov = gpn.gaussians.bridge(0.5, zeros, K, zeros, S)
+    >>> mean.shape, bool(np.allclose(cov, np.eye(3) / (0.5 + 0.5 * 4)))  # precisions average
+    (TensorShape([3]), True)
+
     :param beta: step size in [0, 1].
     :raises tf.errors.InvalidArgumentError: if C is not positive definite.
     """
@@ -330,6 +368,11 @@ def condition(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Condition the first B rows of N(mean, cov) on y; moments of the other M = J - B rows.
 
+    >>> cov = tf.constant([[1.0, 0.5], [0.5, 1.0]])  # J = 2, of which the first is observed
+    >>> mean, variance = gpn.gaussians.condition(tf.zeros(2), cov, tf.ones(1), tf.ones(1))
+    >>> mean.numpy().round(3).tolist(), variance.numpy().round(3).tolist()
+    ([0.25], [[0.875]])
+
     :param precision: 1 / noise variance of each observation; 0 leaves that observation out.
     """
     batch = tf.shape(y)[-1]
@@ -357,6 +400,10 @@ def kl_divergence(
     No gradient passes through a Cholesky factor: with :math:`δ = μ - m`,
     :math:`∂/∂μ = K^{-1} δ = -∂/∂m`, :math:`∂/∂Σ = ½ (K^{-1} - Σ^{-1})` and
     :math:`∂/∂K = ½ K^{-1} (K - Σ - δδᵀ) K^{-1}`.
+
+    >>> identity = tf.eye(3)
+    >>> float(gpn.gaussians.kl_divergence(tf.ones(3), identity, tf.zeros(3), identity))
+    1.5
 
     :raises tf.errors.InvalidArgumentError: if either covariance is not positive definite.
     """
@@ -431,6 +478,11 @@ def expected_log_ratio(
     offset: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """E_q[log N(f; offset, C_1) - log N(f; 0, C_2)] in nats, q = N(offset + mean, root rootᵀ).
+
+    >>> identity = tf.eye(3)
+    >>> ratio = gpn.gaussians.expected_log_ratio(tf.ones(3), identity, identity, 2.0 * identity)
+    >>> ratio.shape
+    TensorShape([])
 
     :param factor_1: Cholesky factor of C_1; factor_2: of C_2.
     :param offset: 0 by default.

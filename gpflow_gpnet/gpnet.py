@@ -35,6 +35,16 @@ class GPNet(InferenceNetworkModel):
 
     Trains under any optimiser through :meth:`training_loss`;
     :class:`~gpflow_gpnet.FunctionalMirrorDescent` does it best.
+
+    >>> network = gpn.RFE(kernel, input_dim=1, num_features=5)
+    >>> model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(0.1), network, num_data=20)
+    >>> model.elbo((X, Y)).shape
+    TensorShape([])
+    >>> mean, variance = model.predict_y(X)
+    >>> mean.shape, variance.shape, model.predict_log_density((X, Y)).shape
+    (TensorShape([20, 1]), TensorShape([20, 1]), TensorShape([20]))
+    >>> model.predict_f_samples(X, 3).shape, model.sample_functions(3)(X).shape
+    (TensorShape([3, 20, 1]), TensorShape([3, 20, 1]))
     """
 
     @classmethod

@@ -14,6 +14,12 @@ class History(Mapping[str, np.ndarray]):
     """Columns of equal length, one row per recorded step; NaN where nothing was recorded.
 
     ``history["loss"]`` is an array, ``history.to_pandas()`` a table.
+
+    >>> history = gpn.History()
+    >>> history.append(step=1, loss=3.0)
+    >>> history.append(step=2, loss=2.0, validation_nlpd=0.5)
+    >>> history["validation_nlpd"].tolist()
+    [nan, 0.5]
     """
 
     def __init__(self) -> None:

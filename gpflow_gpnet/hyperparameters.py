@@ -32,6 +32,10 @@ def fit_hyperparameters(
     What the paper does before training on its larger data sets (appendix B.2). Parameters that are
     not trainable stay. O(num_points³) an iteration.
 
+    >>> gpn.fit_hyperparameters(kernel, likelihood, (X, Y), max_iterations=5)
+    >>> bool(likelihood.variance.numpy() < 0.1)
+    True
+
     :param kernel: its trainable Parameters are set.
     :param likelihood: Gaussian, or a wrapped one; its trainable variance is set.
     :param data: X [N, D] and Y [N, P], scaled if the model is to scale them

@@ -72,6 +72,11 @@ class MissingTargets(_Wrapper):
 
     For all others (several latents for one target, SwitchedLikelihood) a row that lacks any target
     is left out.
+
+    >>> likelihood = gpn.likelihoods.MissingTargets(gpflow.likelihoods.Gaussian(1.0))
+    >>> Y = np.array([[0.0, np.nan]])  # [N, P], the second not observed
+    >>> float(likelihood.log_prob(X[:1], np.zeros([1, 2]), Y)[0])
+    -0.918...
     """
 
     def __init__(self, base: Likelihood, placeholder: float | None = None) -> None:
@@ -143,7 +148,12 @@ class MissingTargets(_Wrapper):
 
 
 class RowDataLikelihood(Likelihood, abc.ABC):
-    """A likelihood whose Y has further columns, known for each row beside its targets."""
+    """A likelihood whose Y has further columns, known for each row beside its targets.
+
+    >>> likelihood = gpn.likelihoods.Weighted(gpflow.likelihoods.Gaussian())
+    >>> isinstance(likelihood, gpn.likelihoods.RowDataLikelihood), likelihood.num_columns(1)
+    (True, 2)
+    """
 
     row_data: str
     """What they are, for messages."""
@@ -172,6 +182,12 @@ class Weighted(_Wrapper, RowDataLikelihood):
 
     Y has the weights as its last column. Predictions and their log densities are those of one
     observation, whatever its weight.
+
+    >>> likelihood = gpn.likelihoods.Weighted(gpflow.likelihoods.Gaussian())
+    >>> model = gpn.GPNet(kernel, likelihood, network, num_data=20)
+    >>> weights = np.full(20, 2.0)  # [N]: each row counts twice
+    >>> model.elbo((X, Y, weights)).shape
+    TensorShape([])
     """
 
     row_data = "weights"
@@ -215,6 +231,11 @@ class KnownNoise(RowDataLikelihood):
 
     Y has the targets [N, P] and then the known variances s [N, P]. ``predict_y`` is about rows
     whose s is 0: it has ``variance`` alone, by default nothing, for noise.
+
+    >>> model = gpn.GPNet(kernel, gpn.likelihoods.KnownNoise(), network, num_data=20)
+    >>> variances = np.linspace(0.1, 0.2, 20)  # [N]
+    >>> model.elbo((X, Y, variances)).shape
+    TensorShape([])
     """
 
     row_data = "noise variances"
@@ -289,6 +310,11 @@ class Ordinal(GPflowOrdinal):
 
     TensorFlow's erf of infinity is NaN in some versions (2.21 in float64, on CPUs), and so then is
     the log probability of the first and the last label there.
+
+    >>> likelihood = gpn.likelihoods.Ordinal(np.array([-1.0, 1.0]))  # three labels
+    >>> labels = np.array([[0], [1], [2]])
+    >>> likelihood.log_prob(X[:3], np.zeros([3, 1]), labels).shape
+    TensorShape([3])
     """
 
     def _edges(self, F: TensorType) -> tuple[tf.Tensor, tf.Tensor]:
@@ -318,14 +344,25 @@ def _as_labels(likelihood: Likelihood, Y: tf.Tensor) -> tf.Tensor:
 
 
 def base_likelihood(likelihood: Likelihood) -> Likelihood:
-    """The likelihood of a target that is there, whatever wraps it."""
+    """The likelihood of a target that is there, whatever wraps it.
+
+    >>> wrapped = gpn.likelihoods.MissingTargets(gpflow.likelihoods.Poisson())
+    >>> type(gpn.likelihoods.base_likelihood(wrapped)).__name__
+    'Poisson'
+    """
     while isinstance(likelihood, _Wrapper):
         likelihood = likelihood.base
     return likelihood
 
 
 def observed(likelihood: Likelihood, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Targets [N, P], 0 where there is none, and 1 or 0, whether it is there [N, P]."""
+    """Targets [N, P], 0 where there is none, and 1 or 0, whether it is there [N, P].
+
+    >>> likelihood = gpn.likelihoods.MissingTargets(gpflow.likelihoods.Gaussian())
+    >>> targets, there = gpn.likelihoods.observed(likelihood, tf.constant([[1.0], [np.nan]]))
+    >>> targets.numpy().tolist(), there.numpy().tolist()
+    ([[1.0], [0.0]], [[1.0], [0.0]])
+    """
     if isinstance(likelihood, Weighted):
         return observed(likelihood.base, likelihood.split(Y)[0])
     if isinstance(likelihood, MissingTargets):
@@ -337,7 +374,12 @@ def observed(likelihood: Likelihood, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor
 
 
 def row_weights(likelihood: Likelihood, Y: tf.Tensor) -> tf.Tensor:
-    """How often each row counts [N, 1]."""
+    """How often each row counts [N, 1].
+
+    >>> likelihood = gpn.likelihoods.Weighted(gpflow.likelihoods.Gaussian())
+    >>> gpn.likelihoods.row_weights(likelihood, tf.constant([[1.0, 2.0]])).numpy().tolist()
+    [[2.0]]
+    """
     if isinstance(likelihood, Weighted):
         return likelihood.split(Y)[1]
     return tf.ones_like(Y[..., :1])

@@ -34,7 +34,12 @@ Seed: TypeAlias = "TensorType | Sequence[int]"
 
 
 class MeasurementDistribution(abc.ABC):
-    """Distribution c(x) over inputs with D columns (Shi, Khan and Zhu 2019, section 3)."""
+    """Distribution c(x) over inputs with D columns (Shi, Khan and Zhu 2019, section 3).
+
+    >>> distribution = gpn.measurement.Uniform(0.0, 1.0)
+    >>> distribution(3).shape, distribution.sample(3, seed=[0, 1]).shape
+    (TensorShape([3, 1]), TensorShape([3, 1]))
+    """
 
     @abc.abstractmethod
     def sample(self, num: Count, seed: Seed, batch_inputs: TensorType | None = None) -> tf.Tensor:
@@ -98,7 +103,11 @@ def _seeds(seed: Seed, num: int) -> list[tf.Tensor]:
 
 
 class Uniform(MeasurementDistribution):
-    """Uniform on the box from low to high."""
+    """Uniform on the box from low to high.
+
+    >>> gpn.measurement.Uniform([0.0, -1.0], [1.0, 1.0])(5).shape
+    TensorShape([5, 2])
+    """
 
     def __init__(self, low: TensorType | float, high: TensorType | float) -> None:
         """
@@ -125,7 +134,12 @@ class Uniform(MeasurementDistribution):
 
 
 class Empirical(MeasurementDistribution):
-    """Rows of a data set, drawn with replacement."""
+    """Rows of a data set, drawn with replacement.
+
+    >>> points = gpn.measurement.Empirical(X)(5)
+    >>> points.shape, bool(np.isin(points, X).all())
+    (TensorShape([5, 1]), True)
+    """
 
     def __init__(self, X: TensorType) -> None:
         """
@@ -142,7 +156,12 @@ class Empirical(MeasurementDistribution):
 
 
 class BatchInputs(MeasurementDistribution):
-    """Rows of the batch in random order, each used once before any is used again."""
+    """Rows of the batch in random order, each used once before any is used again.
+
+    >>> points = gpn.measurement.BatchInputs().sample(20, [0, 1], tf.constant(X))
+    >>> bool(np.allclose(np.sort(points, axis=0), X))  # each once
+    True
+    """
 
     def mapped(self, forward: Any, inverse: Any) -> MeasurementDistribution:
         return self
@@ -160,6 +179,9 @@ class KernelSmoothed(MeasurementDistribution):
 
     Lengthscales are the kernel's current ones, by `spectral.smoothing_lengthscales`; no gradient
     flows to them. Inputs without a lengthscale, such as an output index, get no noise.
+
+    >>> gpn.measurement.KernelSmoothed(X, kernel)(5).shape
+    TensorShape([5, 1])
     """
 
     def __init__(self, X: TensorType | None, kernel: Kernel) -> None:
@@ -191,7 +213,12 @@ class KernelSmoothed(MeasurementDistribution):
 
 
 class Mixture(MeasurementDistribution):
-    """A fixed number of points from each of several distributions, in proportion to weights."""
+    """A fixed number of points from each of several distributions, in proportion to weights.
+
+    >>> mixture = gpn.measurement.Mixture(X, gpn.measurement.Uniform(5.0, 6.0), weights=[3, 1])
+    >>> int(np.sum(mixture(8) > 4.0))
+    2
+    """
 
     def __init__(self, *components: Any, weights: Sequence[float] | None = None) -> None:
         """
@@ -248,6 +275,9 @@ class UserDefined(MeasurementDistribution):
 
     A function of NumPy is called anew at each step, also where the step is compiled, but not by
     XLA; one of TensorFlow operations has no such limit.
+
+    >>> gpn.measurement.UserDefined(lambda n: np.full([n, 2], 0.5))(3).shape
+    TensorShape([3, 2])
     """
 
     def __init__(self, function: Callable[[int], TensorType]) -> None:
@@ -286,6 +316,9 @@ def _to_default_float(X: TensorType) -> tf.Tensor:
 
 def as_measurement(obj: Any) -> MeasurementDistribution | None:
     """Distribution of measurement points from what users pass; None stays None.
+
+    >>> type(gpn.measurement.as_measurement(X)).__name__
+    'Empirical'
 
     :param obj: a distribution, a function n -> [n, D], or rows [M, D] to draw from.
     :raises TypeError: for anything else.

@@ -61,6 +61,11 @@ class FunctionalMirrorDescent(tf.Module):
 
     One object optimises one model. Its state (t, slots, natural parameters) is in a
     ``tf.train.Checkpoint``.
+
+    >>> optimizer = gpn.FunctionalMirrorDescent(gpn.InverseSqrt(1.0, 1.0), learning_rate=0.01)
+    >>> loss = optimizer.minimize(model, (X, Y))  # one step, on a batch
+    >>> loss.shape, int(optimizer.t), optimizer.takes_natural_steps
+    (TensorShape([]), 1, True)
     """
 
     _natural_parameters: _NaturalParameters
@@ -96,7 +101,8 @@ class FunctionalMirrorDescent(tf.Module):
             "objective", by gradient; "training", a moving average of squared residual plus
             variance on the batch, the bound's maximiser; "held-out", of squared residual minus
             variance on held-out rows, which over-fitting cannot shrink; "auto": "held-out" where
-            steps are given such rows (``fit`` does from 1,000 rows on), else "objective".
+            steps are given such rows (``fit`` does from 1,000 rows on), else "training" where they
+            are natural and the variance has no prior, else "objective".
         :param noise_decay: of the moving average, per step.
         :param staleness: how much of the weights' covariance may be out of date in natural steps:
             it is factorised anew, O(F³), once the step sizes since sum to more. Until then the mean
@@ -353,9 +359,13 @@ class FunctionalMirrorDescent(tf.Module):
         parameter = _noise_parameter(self._model)
         if parameter is None or not parameter.trainable:
             return "objective"
-        if self.noise == "auto":
-            return "held-out" if held_out else "objective"
-        return self.noise
+        if self.noise != "auto":
+            return self.noise
+        if held_out:
+            return "held-out"
+        # A moving average would not see a prior on the variance.
+        follows = self.takes_natural_steps and parameter.prior is None
+        return "training" if follows else "objective"
 
     def _variables(self, noise: str) -> tuple[list[tf.Variable], list[tf.Variable]]:
         """Trainable variables that take Adam steps: the network's, and hyperparameters."""

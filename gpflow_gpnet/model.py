@@ -73,6 +73,10 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     Notation: N data (``num_data``), B rows of a batch, M measurement points, D inputs, P outputs,
     L latent GPs.
+
+    >>> model = gpn.GPNet(kernel, likelihood, X, num_data=20)  # of an array, as SVGP
+    >>> type(model.inference_network).__name__, model.prior_covariance(X).shape
+    ('RFE', TensorShape([1, 20, 20]))
     """
 
     prediction_rows: int = 4096
@@ -448,6 +452,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_y(
         self, Xnew: InputData, full_cov: bool = False, full_output_cov: bool = False
     ) -> MeanAndVariance:
+        """Mean and variance of new observations at each row."""
         assert_params_false(self.predict_y, full_cov=full_cov, full_output_cov=full_output_cov)
 
         def predict(X: tf.Tensor) -> MeanAndVariance:

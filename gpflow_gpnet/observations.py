@@ -20,7 +20,12 @@ tfd = tfp.distributions
 
 
 class LikelihoodDispatcher(Dispatcher):
-    """Multiple dispatch on the class of the first argument alone, a likelihood."""
+    """Multiple dispatch on the class of the first argument alone, a likelihood.
+
+    >>> from gpflow_gpnet.observations import conditional_distribution
+    >>> conditional_distribution(gpflow.likelihoods.Poisson(), X, tf.zeros([7, 20, 1])).batch_shape
+    TensorShape([7, 20, 1])
+    """
 
     def __call__(self, likelihood: likelihoods.Likelihood, *args: Any) -> Any:
         """Call the function registered for the likelihood's class or its nearest base class.
@@ -61,6 +66,11 @@ def sample_observations(
     seed: tf.Tensor,
 ) -> tf.Tensor:
     """Draws of y at each row of X, independent between rows, for f ~ N(mean, variance).
+
+    >>> from gpflow_gpnet.observations import sample_observations
+    >>> mean, variance = model.predict_f(X)
+    >>> sample_observations(likelihood, X, mean, variance, 4, tf.constant([0, 1])).shape
+    TensorShape([4, 20, 1])
 
     :param seed: stateless seed [2].
     """

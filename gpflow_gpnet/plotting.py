@@ -42,6 +42,9 @@ def posterior(
 ) -> Axes:
     """Mean and band of f over one-dimensional inputs, with a second model dashed over it.
 
+    >>> gpn.plotting.posterior(model, X, (X, Y)).get_legend_handles_labels()[1]
+    ['mean ± 3 sd']
+
     :param model: anything with ``predict_f``; its first output is drawn.
     :param Xnew: inputs in increasing order [N, 1].
     :param data: (X, Y) to show as points.
@@ -67,7 +70,13 @@ def posterior(
 
 
 def training_curves(history: History, *, ax: Axes | None = None) -> Axes:
-    """Training loss (left, nats) and validation NLPD (right, nats per datum) against the step."""
+    """Training loss (left, nats) and validation NLPD (right, nats per datum) against the step.
+
+    >>> history = gpn.History()
+    >>> history.append(step=1, loss=3.0)
+    >>> gpn.plotting.training_curves(history).get_xlabel()
+    'step'
+    """
     ax = _axes(ax)
     ax.plot(history["step"], history["loss"], color=MODEL)
     ax.set(xlabel="step", ylabel="training loss [nats]")
@@ -82,7 +91,13 @@ def training_curves(history: History, *, ax: Axes | None = None) -> Axes:
 
 
 def violins(comparison: Comparison, metric: str = "nlpd", *, ax: Axes | None = None) -> Axes:
-    """A metric's distribution over splits for each method, with its mean as a line."""
+    """A metric's distribution over splits for each method, with its mean as a line.
+
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> comparison = gpn.compare({"GP": trained}, (X, Y), test_data=(X, Y), progress=False)
+    >>> gpn.plotting.violins(comparison, "rmse").get_ylabel()
+    'rmse'
+    """
     ax = _axes(ax)
     groups = comparison.results.groupby("method")[metric]
     values = [groups.get_group(method).dropna().to_numpy() for method in comparison.methods]
@@ -104,7 +119,13 @@ def violins(comparison: Comparison, metric: str = "nlpd", *, ax: Axes | None = N
 
 
 def calibration(comparison: Comparison, *, ax: Axes | None = None) -> Axes:
-    """Fraction of targets below each predictive quantile against its level; right: diagonal."""
+    """Fraction of targets below each predictive quantile against its level; right: diagonal.
+
+    >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+    >>> comparison = gpn.compare({"GP": trained}, (X, Y), test_data=(X, Y), progress=False)
+    >>> gpn.plotting.calibration(comparison).get_ylabel()
+    'fraction of targets below'
+    """
     ax = _axes(ax)
     columns = [name for name in comparison.results.columns if name.startswith("below_")]
     levels = [float(name.removeprefix("below_")) for name in columns]

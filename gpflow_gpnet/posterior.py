@@ -17,6 +17,11 @@ class NetworkPosterior(AbstractPosterior):
 
     Its cache is empty: predictions of a network factorise nothing that would be worth keeping, so
     they never are stale, whatever has been trained since.
+
+    >>> posterior = model.posterior()
+    >>> mean, cov = posterior.predict_f(X, full_cov=True)
+    >>> mean.shape, cov.shape
+    (TensorShape([20, 1]), TensorShape([1, 20, 20]))
     """
 
     def __init__(self, model: Any, precompute_cache: PrecomputeCacheType | str | None) -> None:

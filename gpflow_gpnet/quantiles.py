@@ -54,6 +54,11 @@ def predictive_quantiles(
 
     Where y is beyond the largest float, it is about that, or infinite. Without gradients.
 
+    >>> from gpflow_gpnet.quantiles import predictive_quantiles
+    >>> mean, variance = model.predict_f(X)
+    >>> predictive_quantiles(likelihood, X, mean, variance, [0.05, 0.5, 0.95]).shape
+    TensorShape([3, 20, 1])
+
     :param levels: numbers [Q] strictly between 0 and 1, in any order.
     :raises ValueError: for other levels, and for likelihoods of unordered classes.
     :raises NotImplementedError: for a likelihood without a `conditional_distribution`.

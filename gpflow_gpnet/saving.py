@@ -54,6 +54,12 @@ def load(path: str | os.PathLike[str]) -> Any:
     Like every pickle, a file can run any code when loaded: load only files that you trust.
     :func:`load_into` runs none.
 
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.gpn"
+    >>> model.save(path)
+    >>> bool(np.all(gpn.load(path).predict_f(X)[1] == model.predict_f(X)[1]))
+    True
+
     :raises ValueError: if the file is of another kind or format, cut short, or of another default
         float than the present one.
     """
@@ -83,6 +89,12 @@ def save_arrays(model: tf.Module, path: str | os.PathLike[str]) -> None:
     """Write the values of all variables of a model, and nothing else, for :func:`load_into`.
 
     The file is a .npz with their unconstrained values by name. It appears whole or not at all.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.npz"
+    >>> gpn.save_arrays(model, path)
+    >>> float(np.load(path)["model/inference_network/weights/q_mu"][0, 0])
+    0.0
     """
     arrays = {f"model/{name}": v.numpy() for name, v in named_variables(model).items()}
     write_arrays(path, {}, arrays)
@@ -92,6 +104,14 @@ def load_into(model: tf.Module, path: str | os.PathLike[str]) -> None:
     """Give a model the values of :func:`save_arrays`, or of a checkpoint of ``fit``.
 
     No code of the file is run, whoever wrote it. The optimiser's state is not touched.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.npz"
+    >>> gpn.save_arrays(model, path)
+    >>> model.likelihood.variance.assign(0.5)
+    >>> gpn.load_into(model, path)
+    >>> bool(model.likelihood.variance.numpy() == 0.5)
+    False
 
     :param model: made by the same code as the one that was saved.
     :raises ValueError: if the file is damaged or of another model, naming what differs; the model

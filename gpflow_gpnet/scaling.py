@@ -24,6 +24,12 @@ class Scaling(Module):
     standardised data. What users give and get is in the units of the data: data, points at which to
     predict, measurement points and inducing inputs; means, variances, samples, quantiles, log
     densities and the bound.
+
+    >>> scaling = gpn.Scaling.from_data((100.0 + X, 5.0 * Y))
+    >>> inputs, targets = scaling((100.0 + X, 5.0 * Y))
+    >>> inputs.shape, round(float(np.std(targets)), 6)
+    (TensorShape([20, 1]), 1.0)
+    >>> model = gpn.GPNet(kernel, likelihood, network, num_data=20, scaling=scaling)
     """
 
     def __init__(
@@ -115,7 +121,7 @@ class Scaling(Module):
         return cov * scale**2
 
     def log_jacobian(self, observed: tf.Tensor) -> tf.Tensor:
-        """log |dy' / dy| at each row, for targets observed so often [..., P]."""
+        """``log |dy' / dy|`` at each row, for targets observed so often [..., P]."""
         return -tf.reduce_sum(observed * tf.math.log(self.target_scale), axis=-1)
 
     def check_likelihood(self, likelihood: Likelihood) -> None:

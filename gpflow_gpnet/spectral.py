@@ -60,11 +60,21 @@ Scale = Callable[[AnyNDArray], AnyNDArray]
 
 
 class NoSpectralMeasureError(ValueError):
-    """A kernel has no features of the kind asked for."""
+    """A kernel has no features of the kind asked for.
+
+    >>> gpn.RFE(gpflow.kernels.ArcCosine(), input_dim=1)
+    Traceback (most recent call last):
+    ...
+    gpflow_gpnet.spectral.NoSpectralMeasureError: ArcCosine has neither ...
+    """
 
 
 class KernelDispatcher(Dispatcher):
-    """Multiple dispatch on the class of the first argument alone, a kernel."""
+    """Multiple dispatch on the class of the first argument alone, a kernel.
+
+    >>> "Matern52" in gpn.spectral.spectral_measure.supported
+    True
+    """
 
     def __init__(self, name: str, subject: str) -> None:
         """
@@ -99,6 +109,11 @@ class SpectralMeasure:
     With (frequencies, power) from ``sample``, in expectation
 
         k(x, x') = variance * sum_i power_i cos(frequencies_i . (x - x') / lengthscales)
+
+    >>> measure = gpn.spectral.spectral_measure(kernel, 2)
+    >>> frequencies, power = measure.sample(100, np.random.default_rng(0))
+    >>> frequencies.shape, power.shape, round(float(power.sum()), 6)
+    ((100, 2), (100,), 1.0)
     """
 
     variance: float
@@ -133,6 +148,9 @@ Raises `NoSpectralMeasureError`, naming the kernel, or the part of a Sum or Prod
 
 def active_columns(kernel: Kernel, input_dim: int) -> AnyNDArray:
     """Columns [I] of inputs [N, D] that a kernel other than a combination uses.
+
+    >>> gpn.spectral.active_columns(gpflow.kernels.Matern12(active_dims=[0, 2]), 3).tolist()
+    [0, 2]
 
     :raises ValueError: if they do not exist, are repeated, or differ in number from the kernel's
         lengthscales (ARD).
@@ -173,7 +191,11 @@ def _children(kernel: Kernel) -> Sequence[Kernel]:
 
 
 def kernel_leaves(kernel: Kernel) -> list[Kernel]:
-    """Kernels at the ends of the tree of combinations and multi-output kernels."""
+    """Kernels at the ends of the tree of combinations and multi-output kernels.
+
+    >>> len(gpn.spectral.kernel_leaves(kernel + kernel * gpflow.kernels.Linear()))
+    3
+    """
     children = _children(kernel)
     return [leaf for child in children for leaf in kernel_leaves(child)] if children else [kernel]
 
@@ -194,6 +216,9 @@ def infer_input_dim(kernel: Kernel, input_dim: int | None = None) -> int:
 
     Lengthscales per input (ARD) tell D. Failing that, it is the number of columns up to the last
     that the kernel uses, if ``active_dims`` names them.
+
+    >>> gpn.spectral.infer_input_dim(gpflow.kernels.Matern12(lengthscales=[1.0, 2.0]))
+    2
 
     :raises ValueError: if the kernel does not tell D, or contradicts ``input_dim`` or itself.
     """
@@ -224,6 +249,9 @@ def is_stationary(kernel: Kernel) -> bool:
     """Whether a kernel is made of GPflow's stationary and static kernels only.
 
     Sums, products and the multi-output kernels of these are stationary too.
+
+    >>> gpn.spectral.is_stationary(kernel), gpn.spectral.is_stationary(gpflow.kernels.Linear())
+    (True, False)
     """
     if isinstance(
         kernel, (Sum, Product, SharedIndependent, SeparateIndependent, LinearCoregionalization)
@@ -236,6 +264,9 @@ def smoothing_lengthscales(kernel: Kernel, input_dim: int) -> tf.Tensor:
     """Current lengthscale [D] of each input: the smallest among the stationary parts that use it.
 
     It is 0 for inputs that no stationary part uses and for index columns of Coregion kernels.
+
+    >>> gpn.spectral.smoothing_lengthscales(kernel, 2).numpy().tolist()
+    [1.0, 1.0]
 
     :raises ValueError: as `active_columns`.
     """

@@ -17,7 +17,14 @@ dimensions and 100 or 500 samples."""
 
 @check_shapes("samples: [batch..., S, D]", "return: [batch...]")
 def median_distance(samples: tf.Tensor) -> tf.Tensor:
-    """Median distance between two of the samples."""
+    """Median distance between two of the samples.
+
+    >>> from gpflow_gpnet.stein_gradient import median_distance
+    >>> float(median_distance(tf.constant([[0.0], [1.0], [3.0]])))
+    2.0
+
+    :param samples: S of them, in D dimensions.
+    """
     size = tf.shape(samples)[-2]
     samples = _centred(samples, samples)
     squares = tf.linalg.set_diag(
@@ -63,6 +70,12 @@ def score(
 
     for the J largest eigenvalues. Time O(S³ + P S (S + D)), memory O(S² + P S), whatever D.
     Accuracy falls with the dimension that q really has.
+
+    >>> from gpflow_gpnet.stein_gradient import score
+    >>> samples = tf.constant(np.random.default_rng(0).normal(size=(200, 1)))
+    >>> gradient = score(samples, tf.constant([[1.0]], tf.float64))  # of N(0, 1): -1
+    >>> gradient.shape, round(float(gradient[0, 0]), 1)
+    (TensorShape([1, 1]), -1.2)
 
     :param num_eigenvectors: J; by default as many as make 99 % of the eigenvalues' sum.
     :param lengthscale: of k, positive; by default twice the median distance of the samples.

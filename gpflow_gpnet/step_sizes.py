@@ -16,7 +16,11 @@ Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value at each step."""
+    """The same value at each step.
+
+    >>> float(gpn.Constant(0.5)(tf.constant(7)))
+    0.5
+    """
 
     value: float
 
@@ -29,7 +33,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class InverseSqrt:
-    """β_t = β0 / (1 + ξ √t), t = 0, 1, … (Shi et al. 2019, section 3.4)."""
+    """β_t = β0 / (1 + ξ √t), t = 0, 1, … (Shi et al. 2019, section 3.4).
+
+    >>> [float(gpn.InverseSqrt(beta0=1.0, xi=1.0)(tf.constant(t))) for t in (0, 1, 4)]
+    [1.0, 0.5, 0.333...]
+    """
 
     beta0: float = 1.0
     xi: float = 1.0
@@ -46,7 +54,11 @@ class InverseSqrt:
 
 @dataclass(frozen=True)
 class InverseTime:
-    """β_t = 1 / (t + 1): one pass over the data gives the exact posterior of a conjugate model."""
+    """β_t = 1 / (t + 1): one pass over the data gives the exact posterior of a conjugate model.
+
+    >>> [float(gpn.InverseTime()(tf.constant(t))) for t in (0, 1, 3)]
+    [1.0, 0.5, 0.25]
+    """
 
     def __call__(self, t: tf.Tensor) -> tf.Tensor:
         return 1.0 / (to_default_float(t) + 1.0)
@@ -54,7 +66,12 @@ class InverseTime:
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """From ``initial`` to ``final`` over ``num_steps`` steps, then ``final``."""
+    """From ``initial`` to ``final`` over ``num_steps`` steps, then ``final``.
+
+    >>> rate = gpn.LinearDecay(0.01, num_steps=100)
+    >>> [float(rate(tf.constant(t))) for t in (0, 50, 100, 200)]
+    [0.01, 0.005, 0.0, 0.0]
+    """
 
     initial: float
     num_steps: int
@@ -73,6 +90,9 @@ class LinearDecay:
 
 def as_schedule(value: float | Schedule) -> Schedule:
     """A number as a constant schedule; a callable of t as it is.
+
+    >>> gpn.step_sizes.as_schedule(0.1)
+    Constant(value=0.1)
 
     :raises TypeError: for anything else.
     """

@@ -17,6 +17,19 @@ def keras_model(*units, dtype="float64", input_dim=1):
     return tf_keras.Sequential([tf_keras.layers.Input((input_dim,), dtype=dtype), *layers])
 
 
+def keras_image_model(image_shape, features=5, dtype="float64"):
+    """A convolution and a dense layer, always with the same weights."""
+    tf_keras.utils.set_random_seed(1)
+    return tf_keras.Sequential(
+        [
+            tf_keras.layers.Input(image_shape, dtype=dtype),
+            tf_keras.layers.Conv2D(3, 3, padding="same", activation="tanh", dtype=dtype),
+            tf_keras.layers.Flatten(dtype=dtype),
+            tf_keras.layers.Dense(features, activation="tanh", dtype=dtype),
+        ]
+    )
+
+
 def snelson_gap(build, **fit_options):
     """Test negative log density of a network over that of the exact GP, nats per datum.
 

@@ -695,7 +695,7 @@ def test_over_fitting_is_warned_of_unless_early_stopping_looks_out_for_it(rng):
     settings = dict(validation_data=(X, 0.0 * Y), validate_every=2, batch_size=12, polish=False)
 
     def train(**kwargs):
-        optimizer = gpn.FunctionalMirrorDescent(0.1, learning_rate=0.0)
+        optimizer = gpn.FunctionalMirrorDescent(0.1, learning_rate=0.0, noise="objective")
         return fit(make_gpnet(12), (X, 3 * Y), 30, optimizer=optimizer, **settings, **kwargs)
 
     with pytest.warns(UserWarning, match="over-fits: its validation NLPD was .* at step 2 and"):

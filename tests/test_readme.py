@@ -16,8 +16,10 @@ def test_python_blocks_of_the_readme_run():
     assert len(blocks) >= 3
     scope: dict = {}
     for block in blocks:
-        exec(block.replace("num_steps=200", "num_steps=2"), scope)
+        block = re.sub(r"num_steps=\d+", "num_steps=2", block).replace("seconds=20", "seconds=0")
+        exec(block, scope)
+        if "class Quadratic" in block:
+            X, Y = scope["X"][:100, :1], scope["Y"][:100]
+            gpn.fit(scope["model"], (X, Y), num_steps=2, progress=False)
     assert scope["f"](scope["X"][:4]).shape == (10, 4, 1)
-    assert isinstance(scope["model"].inference_network, scope["Quadratic"])
-    X, Y = scope["X"][:100, :1], scope["Y"][:100]
-    gpn.fit(scope["model"], (X, Y), num_steps=2, progress=False)
+    assert "Quadratic" in scope

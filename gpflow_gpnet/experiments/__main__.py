@@ -15,9 +15,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     experiments = parser.add_subparsers(dest="experiment", required=True)
     # Imported here, after TensorFlow's log level is set.
-    from . import ablation, airline, snelson, uci
+    from . import ablation, airline, images, snelson, uci
 
-    modules = {"snelson": snelson, "uci": uci, "airline": airline, "ablation": ablation}
+    modules = {
+        "snelson": snelson,
+        "uci": uci,
+        "airline": airline,
+        "images": images,
+        "ablation": ablation,
+    }
     for name, module in modules.items():
         module.add_arguments(
             experiments.add_parser(

@@ -347,6 +347,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=int, help="at most so many steps, for a quick look")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--animate",
+        action="store_true",
+        help="nothing but posterior.gif, GPNet's posterior during training",
+    )
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -360,6 +365,12 @@ def run(options: argparse.Namespace) -> list[Row]:
         )
     options.out.mkdir(parents=True, exist_ok=True)
     problem = make_problem()
+    if options.animate:
+        from .animation import animate
+
+        animate(problem, options.out / "posterior.gif", budget.steps, options.seed)
+        print(f"Written to {options.out}.")
+        return []
     models: dict[tuple[str, int], Any] = {}
     rows: list[Row] = []
     noisier = None

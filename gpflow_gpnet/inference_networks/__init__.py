@@ -4,6 +4,7 @@ from .adaptive_basis import AdaptiveBasis
 from .base import InferenceNetwork, LinearNetwork
 from .bnn import BNN
 from .combinations import Deterministic, LinearSum, Sum
+from .conv_ntk import ConvNTK
 from .inducing import InducingFeatures
 from .ntk import NTK, LinearisedNTK
 from .random_features import RFE
@@ -19,6 +20,7 @@ from .weights import (
 __all__ = [
     "AdaptiveBasis",
     "BNN",
+    "ConvNTK",
     "Deterministic",
     "DiagonalGaussian",
     "FullGaussian",

@@ -31,8 +31,12 @@ class AdaptiveBasis(LinearNetwork):
     difference. Weights take natural steps, body and amplitude Adam steps, on the objective plus the
     log density of a Gaussian prior over the body's weights.
 
-    A step costs the body's O(B |Ω|) and the weights' O(B F²) + O(F³), F the width of the last
+    A step costs the body's ``O(B |Ω|)`` and the weights' O(B F²) + O(F³), F the width of the last
     hidden layer plus 1.
+
+    >>> network = gpn.AdaptiveBasis((20, 10), kernel=kernel, input_dim=1)
+    >>> network.features(X).shape, network(X, full_cov=True)[1].shape
+    (TensorShape([20, 11]), TensorShape([1, 20, 20]))
     """
 
     def __init__(

@@ -21,6 +21,14 @@ class InferenceNetwork(Module, abc.ABC):
 
     A subclass needs one method, ``network(X, full_cov=False)``. The model adds the prior's mean
     function to the mean that a network returns.
+
+    >>> class Prior(gpn.InferenceNetwork):
+    ...     def __call__(self, X, full_cov=False):
+    ...         cov = kernel(X, full_cov=full_cov)
+    ...         return tf.zeros_like(X[..., :1]), cov[None] if full_cov else cov[:, None]
+    >>> mean, cov = Prior()(tf.constant(X), full_cov=True)
+    >>> mean.shape, cov.shape
+    (TensorShape([20, 1]), TensorShape([1, 20, 20]))
     """
 
     @abc.abstractmethod
@@ -83,6 +91,17 @@ class LinearNetwork(InferenceNetwork):
     """f(x) = φ(x)ᵀ w with w ~ N(q_mu, V), so that natural steps and function samples exist.
 
     A subclass sets ``weights`` and writes ``features``. Where q is the prior, w ~ N(0, I).
+
+    >>> class Line(gpn.LinearNetwork):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weights = gpn.weight_gaussian("full", 2, 1)
+    ...
+    ...     def features(self, X):
+    ...         return tf.concat([tf.ones_like(X), X], axis=-1)
+    >>> mean, variance = Line()(tf.constant(X))
+    >>> bool(np.allclose(variance, 1.0 + X**2))
+    True
     """
 
     weights: WeightGaussian

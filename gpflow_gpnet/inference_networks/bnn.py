@@ -30,7 +30,7 @@ class BNN(InferenceNetwork):
 
     Weights W_k of each layer, biases as a last row, are independent between layers and
 
-    * ``"diag"``: W ~ N(M, diag(sd²)), O(S N |Ω|) time;
+    * ``"diag"``: W ~ N(M, diag(sd²)), ``O(S N |Ω|)`` time;
     * ``"matrix"``: W = M + A E Bᵀ, E standard normal, the matrix-variate Gaussian MN(M, AAᵀ, BBᵀ)
       with triangular A and B (Louizos and Welling 2016): O(S (in² out + in out²)) more a layer.
 
@@ -42,6 +42,11 @@ class BNN(InferenceNetwork):
 
     At the start the last layer has mean 0, and its variances are such that the variance averaged
     over the inputs is the kernel's.
+
+    >>> network = gpn.BNN((10,), num_samples=30, kernel=kernel, input_dim=1)
+    >>> mean, variance = network(X)
+    >>> mean.shape, variance.shape
+    (TensorShape([20, 1]), TensorShape([20, 1]))
     """
 
     def __init__(

@@ -25,6 +25,11 @@ class Deterministic(InferenceNetwork):
     ``Deterministic(keras_model) + RFE(kernel, …)`` has the model's predictions for a mean and RFE's
     covariance (and a mean of its own, unless frozen). For post-hoc uncertainty of a trained model
     freeze both means and train: ``set_trainable([deterministic, network.q_mu], False)``.
+
+    >>> network = gpn.Deterministic(gpflow.functions.Linear()) + gpn.RFE(kernel, 1, num_features=5)
+    >>> mean, variance = network(X)
+    >>> bool(np.allclose(mean, X)), variance.shape  # slope 1, as RFE's own mean is 0
+    (True, TensorShape([20, 1]))
     """
 
     def __init__(self, function: Any, input_dim: int | None = None) -> None:
@@ -55,7 +60,13 @@ class Deterministic(InferenceNetwork):
 
 
 class Sum(InferenceNetwork):
-    """f = f_1 + f_2 + …, independent: means and covariances add up."""
+    """f = f_1 + f_2 + …, independent: means and covariances add up.
+
+    >>> parts = gpn.NTK((5,), kernel=kernel, input_dim=1), gpn.RFE(kernel, 1, num_features=5)
+    >>> network = gpn.Sum(*parts)  # also parts[0] + parts[1]
+    >>> bool(np.allclose(network(X)[1], parts[0](X)[1] + parts[1](X)[1]))
+    True
+    """
 
     def __init__(self, *networks: InferenceNetwork) -> None:
         """
@@ -88,6 +99,11 @@ class LinearSum(LinearNetwork):
 
     Its weights have one joint Gaussian, so that natural steps see how the parts share the data. It
     starts from the parts' own and takes the parts over, whose weights are then shares of it.
+
+    >>> short = gpflow.kernels.SquaredExponential(lengthscales=0.1)
+    >>> network = gpn.RFE(kernel, 1, num_features=5) + gpn.RFE(short, 1, num_features=8)
+    >>> type(network).__name__, network.features(X).shape
+    ('LinearSum', TensorShape([20, 26]))
     """
 
     def __init__(self, *networks: InferenceNetwork) -> None:

@@ -29,6 +29,13 @@ class InducingFeatures(LinearNetwork):
 
     The prior in these weights is N(0, I) exactly, and q(w) is SVGP's whitened q(u) (Titsias 2009;
     Hensman, Fusi and Lawrence 2013). Takes every kernel.
+
+    >>> network = gpn.InducingFeatures(kernel, X[::4])  # five inducing inputs
+    >>> mean, variance = network(X)
+    >>> mean.shape, network.q_mu.shape
+    (TensorShape([20, 1]), TensorShape([5, 1]))
+    >>> bool(np.allclose(variance, kernel(X, full_cov=False)[:, None]))  # still the prior
+    True
     """
 
     matches_prior = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 from gpflow.base import AnyNDArray
 from gpflow.config import default_float
 from gpflow.kernels import Kernel
@@ -13,7 +14,7 @@ from gpflow.kernels import Kernel
 from ..latent_prior import latent_variance
 from ..spectral import infer_input_dim, smoothing_lengthscales
 
-__all__ = ["Start", "starting_prior", "typical_inputs"]
+__all__ = ["Start", "centred_normal", "starting_prior", "typical_inputs"]
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,11 @@ def starting_prior(
     if lengthscales is None:
         lengthscales = np.zeros(input_dim)
     return Start(int(input_dim), int(num_latent_gps), variance, lengthscales)
+
+
+def centred_normal(scale: AnyNDArray | float) -> tfp.distributions.Normal:
+    """N(0, scale²) as a prior of weights, where scale [in] has one entry for each row [in, out]."""
+    scale = np.asarray(scale, default_float())
+    return tfp.distributions.Normal(
+        tf.zeros([], default_float()), tf.constant(scale[:, None] if scale.ndim else scale)
+    )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from check_shapes import check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import AnyNDArray, TensorType
@@ -17,6 +16,7 @@ from gpflow.keras import tf_keras
 
 from ..checks import check_module
 from ..scaling import column_moments
+from .initialisation import centred_normal
 
 __all__ = [
     "KerasBody",
@@ -25,6 +25,7 @@ __all__ = [
     "as_activation",
     "check_hidden_units",
     "keras_input_dim",
+    "value_and_slope",
     "with_ones",
 ]
 
@@ -146,8 +147,8 @@ class MLP(Module):
         gain = np.maximum(gain, 1.0)
         for index, (W, b) in enumerate(zip(self.W, self.b, strict=True)):
             first = index == 0
-            W.prior = _centred_normal((gain if first else np.ones(W.shape[0])) / W.shape[0] ** 0.5)
-            b.prior = _centred_normal(np.sqrt(np.mean(gain**2)) if first else 1.0)
+            W.prior = centred_normal((gain if first else np.ones(W.shape[0])) / W.shape[0] ** 0.5)
+            b.prior = centred_normal(np.sqrt(np.mean(gain**2)) if first else 1.0)
 
     @property
     def center(self) -> Parameter:
@@ -178,7 +179,7 @@ class MLP(Module):
         hidden = self.inputs(X)
         activations, slopes = [with_ones(hidden)], []
         for W, b in zip(self.W[:-1], self.b[:-1], strict=True):
-            hidden, slope = _value_and_slope(self.activation, tf.tensordot(hidden, W, 1) + b)
+            hidden, slope = value_and_slope(self.activation, tf.tensordot(hidden, W, 1) + b)
             activations.append(with_ones(hidden))
             slopes.append(slope)
         last = self.W[-1]
@@ -192,20 +193,12 @@ class MLP(Module):
         return outputs, activations, signals
 
 
-def _centred_normal(scale: AnyNDArray | float) -> tfp.distributions.Normal:
-    """N(0, scale²), one scale for each row of weights."""
-    scale = np.asarray(scale, default_float())
-    return tfp.distributions.Normal(
-        tf.zeros([], default_float()), tf.constant(scale[:, None] if scale.ndim else scale)
-    )
-
-
 def with_ones(X: tf.Tensor) -> tf.Tensor:
     """X [..., F] with a column of ones after it."""
     return tf.concat([X, tf.ones_like(X[..., :1])], axis=-1)
 
 
-def _value_and_slope(activation: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def value_and_slope(activation: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """σ(z) and σ'(z), both differentiable."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(z)
@@ -243,10 +236,13 @@ class KerasBody(Module):
     takes the inputs as they are: scale them yourself.
     """
 
-    def __init__(self, model: Any, input_dim: int) -> None:
+    def __init__(
+        self, model: Any, input_dim: int, input_shape: tuple[int, ...] | None = None
+    ) -> None:
         """
         :param model: rows [N, D] to [N, F].
         :param input_dim: D.
+        :param input_shape: what the model takes in place of D numbers, such as images.
         :raises TypeError: for what TensorFlow modules cannot track, such as a Keras 3 model.
         :raises ValueError: if the outputs are not a matrix.
         """
@@ -254,6 +250,7 @@ class KerasBody(Module):
         self.model = model
         check_module(self)
         self.input_dim = input_dim
+        self.input_shape = (input_dim,) if input_shape is None else input_shape
         outputs = self._rows(tf.zeros([1, self.input_dim], default_float()))
         if outputs.shape.rank != 2:
             raise ValueError(
@@ -265,6 +262,7 @@ class KerasBody(Module):
         self.num_outputs = int(outputs.shape[-1])
 
     def _rows(self, X: tf.Tensor) -> tf.Tensor:
+        X = tf.reshape(X, [-1, *self.input_shape])
         return tf.cast(self.model(X, training=False), default_float())  # Keras casts what comes in
 
     @check_shapes("X: [batch..., N, D]", "return: [batch..., N, F]")

@@ -20,7 +20,7 @@ from .initialisation import starting_prior, typical_inputs
 from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim
 from .weights import weight_gaussian
 
-__all__ = ["LinearisedNTK", "NTK"]
+__all__ = ["LinearisedNTK", "NTK", "fan_in_variances", "gram", "log_variances"]
 
 
 class NTK(InferenceNetwork):
@@ -34,15 +34,20 @@ class NTK(InferenceNetwork):
     the kernel's; its covariance is then the tangent kernel of a random network, which may be far
     from the prior's. Takes gradient steps.
 
-    Of dense layers no Jacobian is formed for marginals, O(N L |Ω|) time, O(N L Σ width) memory.
+    Of dense layers no Jacobian is formed for marginals, ``O(N L |Ω|)`` time, O(N L Σ width) memory.
     For a full covariance of N inputs and layers a → δ, ∂g/∂W = a δᵀ:
 
-    * ``"diag"``, one variance a weight: one layer's Jacobian at a time, O(N² L |Ω|) time,
-      O(N L max |Ω_k|) memory;
+    * ``"diag"``, one variance a weight: one layer's Jacobian at a time, ``O(N² L |Ω|)`` time,
+      ``O(N L max |Ω_k|)`` memory;
     * ``"kronecker"``, v_in v_outᵀ in each layer: the elementwise product of two Gram matrices,
       (A diag(v_in) Aᵀ) ∘ (Δ diag(v_out) Δᵀ), O(N² L Σ width) time, no Jacobian. Exact, since a
       layer's gradient is an outer product; a variance for each layer is the special case of equal
       entries.
+
+    >>> network = gpn.NTK((10,), kernel=kernel, input_dim=1)
+    >>> mean, cov = network(X, full_cov=True)
+    >>> mean.shape, cov.shape
+    (TensorShape([20, 1]), TensorShape([1, 20, 20]))
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class NTK(InferenceNetwork):
     ) -> None:
         """
         :param hidden_units: widths of the hidden layers, none for a linear model; or a tf_keras
-            model that maps rows [N, D] to [N, L]. Its Jacobian [N, L, |Ω|] is formed, by one
+            model that maps rows [N, D] to [N, L]. Its Jacobian ``[N, L, |Ω|]`` is formed, by one
             vectorised pass over rows; V has a variance for each of its trainable weights. Freeze
             the weights after this (``gpflow.set_trainable(network.tangents.body, False)``) to give
             a trained model uncertainty and leave its predictions as they are.
@@ -140,8 +145,12 @@ class LinearisedNTK(LinearNetwork):
 
     Where w ~ N(0, I), as at the start, it is the :class:`NTK` that it is made of. Weights take
     natural steps: with Ω and V frozen, the exact posterior of the linearised model (Khan et al.
-    2019); else Ω and V take Adam steps. A "full" covariance needs O(B L |Ω|² + L |Ω|³) time a step:
-    for up to a few thousand weights.
+    2019); else Ω and V take Adam steps. A "full" covariance needs ``O(B L |Ω|² + L |Ω|³)`` time a
+    step: for up to a few thousand weights.
+
+    >>> network = gpn.LinearisedNTK(gpn.NTK((4,), kernel=kernel, input_dim=1))
+    >>> network.features(X).shape  # [L, N, F]: 4 + 4 weights into, 4 + 1 out of the hidden layer
+    TensorShape([1, 20, 13])
     """
 
     shared_features = False
@@ -178,12 +187,13 @@ class LinearisedNTK(LinearNetwork):
         return self.network.tangents.body(X)
 
 
-def _variances(values: AnyNDArray) -> Parameter:
+def log_variances(values: AnyNDArray) -> Parameter:
     """Logarithmic, so that small variances learn at the pace of others."""
     return Parameter(values, transform=positive(base="exp"))
 
 
-def _gram(root: tf.Tensor) -> tf.Tensor:
+def gram(root: tf.Tensor) -> tf.Tensor:
+    """Inner products [..., N, N] of the rows of [..., N, F]."""
     return tf.matmul(root, root, transpose_b=True)
 
 
@@ -258,7 +268,7 @@ class _DiagonalLayer(Module):
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
-        self.V = _variances(np.tile(_rows(fan_in)[:, None], [1, fan_out]))
+        self.V = log_variances(np.tile(fan_in_variances(fan_in)[:, None], [1, fan_out]))
 
     @property
     def root(self) -> tf.Tensor:
@@ -275,8 +285,8 @@ class _DiagonalLayer(Module):
 
     def covariance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
         if signals is None:
-            return _gram(activations[..., None, :, :] * tf.transpose(self.root)[:, None, :])
-        return _gram(_jacobian(activations, signals, self.root))
+            return gram(activations[..., None, :, :] * tf.transpose(self.root)[:, None, :])
+        return gram(_jacobian(activations, signals, self.root))
 
 
 class _KroneckerLayer(Module):
@@ -284,8 +294,8 @@ class _KroneckerLayer(Module):
 
     def __init__(self, fan_in: int, fan_out: int) -> None:
         super().__init__()
-        self.v_in = _variances(_rows(fan_in))
-        self.v_out = _variances(np.ones(fan_out, default_float()))
+        self.v_in = log_variances(fan_in_variances(fan_in))
+        self.v_out = log_variances(np.ones(fan_out, default_float()))
 
     @property
     def root(self) -> tf.Tensor:
@@ -304,13 +314,13 @@ class _KroneckerLayer(Module):
         return tf.linalg.matvec(tf.square(signals), self.v_out)
 
     def covariance(self, activations: tf.Tensor, signals: tf.Tensor | None) -> tf.Tensor:
-        inner = _gram(activations * tf.sqrt(self.v_in))[..., None, :, :]
+        inner = gram(activations * tf.sqrt(self.v_in))[..., None, :, :]
         if signals is None:
             return inner * self.v_out[:, None, None]
-        return inner * _gram(signals * tf.sqrt(self.v_out))
+        return inner * gram(signals * tf.sqrt(self.v_out))
 
 
-def _rows(fan_in: int) -> AnyNDArray:
+def fan_in_variances(fan_in: int) -> AnyNDArray:
     """Variances of a random network's weights, 1 / fan-in, and biases, 1."""
     return np.append(np.full(fan_in, 1.0 / fan_in), 1.0).astype(default_float())
 
@@ -323,7 +333,7 @@ class _KerasTangents(_Tangents):
         self.body = body
         if not self._weights:
             raise ValueError(f"{type(body.model).__name__} has no trainable weights.")
-        self.V = [_variances(np.ones(w.shape, default_float())) for w in self._weights]
+        self.V = [log_variances(np.ones(w.shape, default_float())) for w in self._weights]
 
     @property
     def _weights(self) -> list[tf.Variable]:
@@ -340,7 +350,7 @@ class _KerasTangents(_Tangents):
 
     def __call__(self, X: tf.Tensor, full_cov: bool) -> MeanAndVariance:
         root = self.scaled_jacobian(X)
-        cov = _gram(root) if full_cov else tf.reduce_sum(tf.square(root), axis=-1)
+        cov = gram(root) if full_cov else tf.reduce_sum(tf.square(root), axis=-1)
         return self.body(X), cov
 
     def scaled_jacobian(self, X: tf.Tensor) -> tf.Tensor:

@@ -30,6 +30,13 @@ class RFE(LinearNetwork):
     :math:`φ(x)^\top φ(x') ≈ k(x, x')` and q ≈ p, with equal variances for a stationary kernel.
     Kernels without a spectral density that have exact finite features (Linear, Polynomial,
     Constant, Coregion), and sums and products with them, use these.
+
+    >>> network = gpn.RFE(kernel, input_dim=1, num_features=5)  # cosines and sines: F = 10
+    >>> mean, variance = network(X)
+    >>> mean.shape, variance.shape, network(X, full_cov=True)[1].shape
+    (TensorShape([20, 1]), TensorShape([20, 1]), TensorShape([1, 20, 20]))
+    >>> network.features(X).shape, network.q_mu.shape, network.q_sqrt.shape
+    (TensorShape([20, 10]), TensorShape([10, 1]), TensorShape([1, 10, 10]))
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class RFE(LinearNetwork):
         num_latent_gps: int | None = None,
         trainable_frequencies: bool = True,
         share_hyperparameters: bool = False,
+        weight_prior: bool = True,
         seed: int = 0,
     ) -> None:
         """
@@ -57,6 +65,8 @@ class RFE(LinearNetwork):
         :param trainable_frequencies: whether frequencies move in training.
         :param share_hyperparameters: use the kernel's own lengthscales and variance Parameters, so
             that features follow the kernel, instead of copies of their values.
+        :param weight_prior: whether the warp's weights have a Gaussian prior, without which a warp
+            over-fits.
         :param seed: of frequencies and warp.
         :raises ValueError: for a kernel without features, naming it and networks that take it, and
             for arguments out of range.
@@ -91,7 +101,7 @@ class RFE(LinearNetwork):
         if warp is None:
             self.warp = None
         elif self._centred:
-            self.warp = ResidualWarp(input_dim, warp, rng)
+            self.warp = ResidualWarp(input_dim, warp, rng, weight_prior)
         else:
             raise ValueError(f"warp needs a stationary kernel, got {type(kernel).__name__}.")
         self.num_features = max(features.num_features for features in self.maps)

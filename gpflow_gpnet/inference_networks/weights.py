@@ -25,7 +25,12 @@ __all__ = [
 
 
 class WeightGaussian(Module, abc.ABC):
-    """q(w) = N(q_mu, V), independent over L latent GPs, started at the prior N(0, I)."""
+    """q(w) = N(q_mu, V), independent over L latent GPs, started at the prior N(0, I).
+
+    >>> weights = gpn.weight_gaussian("full", 3, 2)  # F = 3, L = 2
+    >>> weights.sample(5, seed=[0, 1]).shape, float(weights.prior_kl())
+    (TensorShape([5, 3, 2]), 0.0)
+    """
 
     q_mu: Parameter
     """Mean of the weights, [F, L]."""
@@ -68,7 +73,12 @@ class WeightGaussian(Module, abc.ABC):
 
 
 class FullGaussian(WeightGaussian):
-    """Full covariance V = q_sqrt q_sqrtᵀ. Memory, and time per row, O(L F²)."""
+    """Full covariance V = q_sqrt q_sqrtᵀ. Memory, and time per row, O(L F²).
+
+    >>> weights = gpn.weight_gaussian("full", 3, 2)
+    >>> weights.q_mu.shape, weights.q_sqrt.shape
+    (TensorShape([3, 2]), TensorShape([2, 3, 3]))
+    """
 
     def __init__(self, num_features: int, num_latent_gps: int) -> None:
         super().__init__()
@@ -89,7 +99,12 @@ class FullGaussian(WeightGaussian):
 
 
 class DiagonalGaussian(WeightGaussian):
-    """Diagonal covariance with standard deviations q_sqrt [F, L]. Memory, time per row O(L F)."""
+    """Diagonal covariance with standard deviations q_sqrt [F, L]. Memory, time per row O(L F).
+
+    >>> weights = gpn.weight_gaussian("diag", 3, 2)
+    >>> weights.q_mu.shape, weights.q_sqrt.shape
+    (TensorShape([3, 2]), TensorShape([3, 2]))
+    """
 
     def __init__(self, num_features: int, num_latent_gps: int) -> None:
         super().__init__()
@@ -119,6 +134,10 @@ class KroneckerGaussian(WeightGaussian):
 
     W [F, L] ~ MN(q_mu, R Rᵀ, diag(s²)). Memory O(F² + L) instead of the full one's O(L F²), time
     per row O(F² + L F) where latent GPs share their features.
+
+    >>> weights = gpn.weight_gaussian("kronecker", 3, 2)
+    >>> weights.root.shape, weights.scale.shape
+    (TensorShape([3, 3]), TensorShape([2]))
     """
 
     def __init__(self, num_features: int, num_latent_gps: int) -> None:
@@ -151,6 +170,10 @@ class LowRankGaussian(WeightGaussian):
 
     With :math:`U = D^{-1/2} R` and :math:`I + U^\top U = G G^\top`, a root of the covariance is
     :math:`D^{-1/2} (I - U G^{-\top} (I + G)^{-1} U^\top)`: positive definite by construction.
+
+    >>> weights = gpn.weight_gaussian(1, 3, 2)
+    >>> weights.diagonal.shape, weights.low_rank.shape
+    (TensorShape([2, 3]), TensorShape([2, 3, 1]))
     """
 
     def __init__(self, num_features: int, num_latent_gps: int, rank: int, seed: int = 0) -> None:
@@ -204,6 +227,9 @@ def weight_gaussian(
     covariance: str | int, num_features: int, num_latent_gps: int
 ) -> WeightGaussian:
     """The weights' Gaussian asked for.
+
+    >>> type(gpn.weight_gaussian("diag", 100, 1)).__name__
+    'DiagonalGaussian'
 
     :param covariance: ``"full"``, ``"diag"``, ``"kronecker"`` (full, shared by latent GPs up to a
         scale), or the rank of a low-rank plus diagonal precision.

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gpflow_gpnet.experiments import snelson
 from gpflow_gpnet.experiments.__main__ import main
@@ -54,3 +55,9 @@ def test_snelson_with_other_networks(tmp_path):
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == ["GPNet, NTK", "FBNN, BNN"]
     assert (tmp_path / "networks.png").stat().st_size > 10_000
+
+
+def test_the_posterior_is_animated(tmp_path):
+    main(["snelson", "--out", str(tmp_path), "--animate", "--steps", "3"])
+    with Image.open(tmp_path / "posterior.gif") as image:
+        assert image.n_frames == 1 + 3 and image.size == (480, 240)

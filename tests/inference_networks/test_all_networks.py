@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from gpflow.likelihoods import Bernoulli, Gaussian
 from gpflow.utilities import print_summary
-from neural import keras_model, snelson_gap
+from neural import keras_image_model, keras_model, snelson_gap
 
 import gpflow_gpnet as gpn
 
@@ -42,6 +42,12 @@ NETWORKS = {
     ),
     "ntk, keras": lambda latents=LATENTS, dim=2: gpn.NTK(
         keras_model(4, latents, input_dim=dim), kernel=kernel(dim), num_latent_gps=latents
+    ),
+    "conv ntk": lambda latents=LATENTS, dim=2: gpn.ConvNTK(
+        (1, dim, 1), latents, filters=(3, 4), features=5, hidden_units=4, kernel=kernel(dim)
+    ),
+    "conv ntk, keras": lambda latents=LATENTS, dim=2: gpn.ConvNTK(
+        (1, dim, 1), latents, keras_image_model((1, dim, 1)), hidden_units=4, kernel=kernel(dim)
     ),
     "bnn": build(gpn.BNN, hidden_units=(5, 4), num_samples=9),
     "bnn, matrix": build(gpn.BNN, hidden_units=(5,), num_samples=9, covariance="matrix"),

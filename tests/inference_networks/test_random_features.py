@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import tensorflow as tf
-from gpflow import kernels
+from gpflow import kernels, likelihoods
 
 import gpflow_gpnet as gpn
 
@@ -180,6 +180,30 @@ def test_warp_is_the_identity_at_the_start():
     for network in (plain, warped):
         network.initialise(3.0 + 7.0 * inputs(50))
     np.testing.assert_allclose(warped.features(inputs()), plain.features(inputs()), atol=1e-12)
+
+
+def test_warp_s_weights_have_a_prior():
+    """Standard deviations 1 / sqrt(fan-in) and 1, which the model's objective counts."""
+    warp = gpn.RFE(ard(), num_features=6, warp=(5, 4)).warp
+    for W, b in zip(warp.W, warp.b, strict=True):
+        np.testing.assert_allclose(W.prior.stddev(), W.shape[0] ** -0.5)
+        np.testing.assert_allclose(b.prior.stddev(), 1.0)
+    kernel = ard()
+    models = [
+        gpn.GPNet(
+            kernel,
+            likelihoods.Gaussian(),
+            gpn.RFE(kernel, num_features=6, warp=(5, 4), weight_prior=weight_prior),
+            num_data=10,
+        )
+        for weight_prior in (True, False)
+    ]
+    expected = sum(
+        float(tf.reduce_sum(parameter.prior.log_prob(parameter)))
+        for parameter in (*warp.W, *warp.b)
+    )
+    np.testing.assert_allclose(models[0].log_prior_density(), expected)
+    np.testing.assert_allclose(models[1].log_prior_density(), 0.0)
 
 
 def test_warp_deforms_inputs_once_trained(rng):

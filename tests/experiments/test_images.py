@@ -1,0 +1,74 @@
+"""Section 5.3: images under the prior of an infinitely wide ConvNet."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from gpflow_gpnet.experiments import images
+from gpflow_gpnet.experiments.__main__ import main
+
+
+@pytest.fixture
+def tiny_images(tmp_path):
+    """Noise of three classes, one brighter than the other, in the files of MNIST and CIFAR-10."""
+    rng = np.random.default_rng(0)
+    for name, shape in (("mnist", (8, 8)), ("cifar10", (10, 10, 3))):
+        arrays = {}
+        for part, num in (("train", 30), ("test", 12)):
+            labels = np.arange(num) % 3
+            noise = rng.integers(0, 60, (num, *shape))
+            bright = 90 * labels.reshape(-1, *[1] * len(shape))
+            arrays |= {f"x_{part}": (noise + bright).astype(np.uint8), f"y_{part}": labels}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    return tmp_path
+
+
+SMALL = "--width .02 --features 8 --batch-size 6 --measurement-points 4 --inducing 4".split()
+
+
+def image_run(folder, out, *arguments):
+    main(["images", "--data", str(folder), "--out", str(out), *SMALL, *arguments])
+    return images.read(out / "results.csv")
+
+
+@pytest.mark.slow
+def test_images_by_all_methods(tiny_images, capsys):
+    out = tiny_images / "out"
+    rows = image_run(tiny_images, out, "--steps", "2")
+    assert [row["method"] for row in rows] == list(images.CHOICES)
+    for row in rows:
+        assert 0.0 <= float(row["error"]) <= 1.0 and float(row["seconds"]) > 0.0
+        if row["method"] == "exact regression":
+            assert float(row["error"]) == 0.0, "classes differ in brightness alone"
+        else:
+            assert 0.0 < float(row["nlpd"]) < 10.0 and 0.0 <= float(row["auroc"]) <= 1.0
+    text = capsys.readouterr().out
+    assert "GPNet, CNN-GP (Shi et al. 2019), published" in text and "1.12 %" in text
+    assert (out / "curves.png").stat().st_size > 5_000
+    before = (out / "results.csv").read_text()
+    image_run(tiny_images, out, "--steps", "2")
+    assert (out / "results.csv").read_text() == before, "nothing is done again"
+
+
+def test_images_go_on_from_a_checkpoint(tiny_images):
+    """Colour images; four steps in two runs are about the same as four in one (sampled logits)."""
+    arguments = "--dataset", "cifar10", "--preset", "paper", "--methods", "MAP", "GPNet"
+    rows = []
+    for name, runs in (("whole", (4,)), ("parts", (2, 4))):
+        for steps in runs:
+            (tiny_images / name / "results.csv").unlink(missing_ok=True)
+            result = image_run(tiny_images, tiny_images / name, *arguments, "--steps", str(steps))
+        rows.append(result[-1])
+        assert [row["method"] for row in result] == ["MAP", "GPNet"]
+    assert float(rows[0]["nlpd"]) == pytest.approx(float(rows[1]["nlpd"]), rel=0.01)
+    with (tiny_images / "parts" / "GPNet" / "curve.csv").open() as file:
+        assert [float(row["step"]) for row in csv.DictReader(file)] == [1, 2, 3, 4]
+
+
+def test_images_presets():
+    paper = images.PRESETS["paper"]
+    assert (paper.width, paper.learning_rate, paper.decay) == (1.0, 3e-4, False)
+    assert float(paper.optimizer.step_size(0)) == pytest.approx(0.01)
+    assert float(paper.optimizer.learning_rate(9_999)) == pytest.approx(3e-4)
+    assert float(images.PRESETS["small"].optimizer.learning_rate(10_000)) == 0.0

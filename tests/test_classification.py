@@ -1,0 +1,110 @@
+"""Scores of class probabilities by hand, and probabilities against integrals."""
+
+from types import SimpleNamespace
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow as tf
+from gpflow.likelihoods import Bernoulli, Gaussian, MultiClass, Softmax
+from scipy.integrate import dblquad
+from scipy.stats import norm
+
+from gpflow_gpnet import classification
+
+
+def fixed(likelihood, mean, variance):
+    """A model whose marginals are the same at all rows."""
+
+    def predict_f(X):
+        ones = tf.ones_like(tf.convert_to_tensor(X)[:, :1])
+        return ones * np.asarray(mean), ones * np.asarray(variance)
+
+    return SimpleNamespace(likelihood=likelihood, predict_f=predict_f)
+
+
+def test_scores_by_hand():
+    probabilities = np.array([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2], [0.1, 0.0, 0.9]])
+    Y = np.array([[0], [1], [1]])
+    scores = classification.probability_scores(probabilities, Y)
+    assert set(scores) == set(classification.METRICS)
+    assert scores["error"] == pytest.approx(2 / 3)
+    assert scores["nlpd"] == pytest.approx(-np.mean(np.log([0.7, 0.3, 1e-12])))
+    expected = 0.3**2 + 0.2**2 + 0.1**2, 0.5**2 + 0.7**2 + 0.2**2, 0.1**2 + 1 + 0.9**2
+    assert scores["brier"] == pytest.approx(np.mean(expected))
+    # Three bins of one row each.
+    assert scores["calibration_error"] == pytest.approx((0.3 + 0.5 + 0.9) / 3)
+
+
+def test_calibrated_probabilities_have_no_calibration_error():
+    rng = np.random.default_rng(0)
+    probabilities = rng.dirichlet(np.ones(4), size=100_000)
+    Y = np.array([rng.choice(4, p=row) for row in probabilities[:20_000]])[:, None]
+    assert classification.calibration_error(probabilities[:20_000], Y) < 0.015
+    sharper = probabilities[:20_000] ** 3
+    sharper /= sharper.sum(axis=1, keepdims=True)
+    assert classification.calibration_error(sharper, Y) > 0.1
+
+
+def test_softmax_probabilities_are_the_integral():
+    mean, variance = [1.0, -0.5], [2.0, 0.5]
+    got = classification.class_probabilities(
+        fixed(Softmax(2), mean, variance), np.zeros((3, 1)), num_samples=100_000
+    )
+
+    def integrand(b, a):
+        density = norm.pdf(a, mean[0], variance[0] ** 0.5) * norm.pdf(
+            b, mean[1], variance[1] ** 0.5
+        )
+        return density / (1.0 + np.exp(b - a))
+
+    expected = dblquad(integrand, -12, 12, -8, 8)[0]
+    np.testing.assert_allclose(got, [[expected, 1 - expected]] * 3, atol=0.005)
+    certain = classification.class_probabilities(
+        fixed(Softmax(2), mean, [0.0, 0.0]), np.zeros((1, 1))
+    )
+    np.testing.assert_allclose(certain[0, 0], 1 / (1 + np.exp(-1.5)), rtol=1e-12)
+
+
+def test_other_likelihoods_and_batches():
+    X = np.zeros((5, 1))
+    bernoulli = classification.class_probabilities(fixed(Bernoulli(), [0.3], [0.5]), X, rows=2)
+    expected = norm.cdf(0.3 / np.sqrt(1.5))
+    np.testing.assert_allclose(bernoulli, [[1 - expected, expected]] * 5, atol=1e-3)
+    model = fixed(MultiClass(3), [1.0, 0.0, 0.0], [1.0, 1.0, 1.0])
+    three = classification.class_probabilities(model, X, rows=2)
+    assert three.shape == (5, 3) and three[0, 0] > three[0, 1] == pytest.approx(three[0, 2])
+    scores = classification.scores(model, (X, np.zeros((5, 1))))
+    assert scores["error"] == 0.0 and scores["nlpd"] == pytest.approx(-np.log(three[0, 0]))
+
+
+def test_entropy_and_auroc():
+    np.testing.assert_allclose(
+        classification.entropy(np.array([[0.5, 0.5], [1.0, 0.0]])), [np.log(2), 0]
+    )
+    assert classification.auroc(np.array([0.0, 1.0]), np.array([2.0, 3.0])) == 1.0
+    assert classification.auroc(np.array([0.0, 2.0]), np.array([1.0, 2.0])) == 0.625
+    rng = np.random.default_rng(0)
+    shifted = classification.auroc(rng.normal(size=4000), 1.0 + rng.normal(size=3000))
+    assert shifted == pytest.approx(norm.cdf(1 / np.sqrt(2)), abs=0.02)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="Bernoulli, MultiClass or Softmax, got Gaussian"):
+        classification.class_probabilities(fixed(Gaussian(), [0.0], [1.0]), np.zeros((1, 1)))
+    with pytest.raises(ValueError, match="labels from 0 to 1, got 0 to 2"):
+        classification.probability_scores(np.full((2, 2), 0.5), np.array([[0], [2]]))
+
+
+def test_of_a_trained_model():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    Y = (X[:, :1] > 0).astype(float)
+    model = gpflow.models.SVGP(
+        gpflow.kernels.SquaredExponential(), Bernoulli(), X[:10], num_data=60
+    )
+    gpflow.optimizers.Scipy().minimize(
+        model.training_loss_closure((X, Y)), model.trainable_variables, options={"maxiter": 20}
+    )
+    scores = classification.scores(model, (X, Y))
+    assert scores["error"] < 0.1 and scores["nlpd"] < 0.4

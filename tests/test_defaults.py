@@ -1,0 +1,121 @@
+"""A GPNet whose settings come from the training data."""
+
+import sys
+
+import gpflow
+import numpy as np
+import pytest
+import tensorflow_probability as tfp
+from gpflow.likelihoods import Gaussian, HeteroskedasticTFPConditional, StudentT
+
+import gpflow_gpnet as gpn
+
+MODULE = sys.modules["gpflow_gpnet.defaults"]
+
+
+def make_data(rng, rows=80):
+    """A sine far from standard units: noise of sd 10 about amplitude 100."""
+    X = 1000.0 + 5.0 * rng.uniform(-2, 2, size=(rows, 1))
+    Y = 500.0 + 100.0 * np.sin(0.6 * (X - 1000.0)) + 10.0 * rng.normal(size=X.shape)
+    return X, Y
+
+
+def candidate(name, make, steps):
+    return MODULE.Candidate(name, make, 0.01, True, steps)
+
+
+def random_features(number):
+    return lambda kernel, dim, latents, seed: gpn.RFE(
+        kernel, dim, number, num_latent_gps=latents, seed=seed
+    )
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Two candidates, one of which can only draw straight lines."""
+
+    def line(kernel, dim, latents, seed):
+        return gpn.RFE(gpflow.kernels.Linear(), dim, 1, num_latent_gps=latents)
+
+    candidates = candidate("line", line, 5), candidate("features", random_features(20), 20)
+    monkeypatch.setattr(MODULE, "FEW", candidates)
+    monkeypatch.setattr(MODULE, "MANY", candidates)
+
+
+@pytest.mark.parametrize("rows", [80, 1000])
+def test_keeps_the_candidate_that_predicts_held_out_rows_best(rng, small, rows):
+    """And is trained on all rows in the end."""
+    X, Y = make_data(rng, rows)
+    kernel, likelihood = gpflow.kernels.SquaredExponential(), Gaussian(0.5)
+    recipe = gpn.defaults(kernel, X, Y, likelihood=likelihood)
+    seen = []
+    history = recipe.fit(progress=False, callbacks=[seen.append])
+    assert recipe.network == "features"
+    assert recipe.validation_nlpd["features"] < recipe.validation_nlpd["line"] - 0.5
+    model = recipe.model
+    assert model.num_data == rows
+    mean, variance = model.predict_y(X)
+    assert np.sqrt(np.mean((mean - Y) ** 2)) < 12.0
+    assert 8.0 < np.sqrt(np.mean(variance)) < 12.0
+    nlpd = -np.mean(model.predict_log_density((X, Y)))
+    np.testing.assert_allclose(recipe.validation_nlpd["features"], nlpd, atol=0.4)
+    assert history["step"][-1] == 20 and len(seen) == 5 + 20 + 20 * (rows == 80)
+    np.testing.assert_allclose(kernel.lengthscales, 1.0)
+    np.testing.assert_allclose(likelihood.variance, 0.5)
+
+
+def test_same_seed_same_model(rng, small):
+    X, Y = make_data(rng)
+    predictions = []
+    for _ in range(2):
+        recipe = gpn.defaults(gpflow.kernels.SquaredExponential(), X, Y, seed=4)
+        recipe.fit(progress=False)
+        predictions.append(recipe.model.predict_f(X)[0].numpy())
+    np.testing.assert_array_equal(*predictions)
+
+
+def test_a_heteroskedastic_likelihood_gets_two_latent_gps(rng, small):
+    X, Y = make_data(rng)
+    likelihood = HeteroskedasticTFPConditional(
+        distribution_class=tfp.distributions.Normal, scale_transform=tfp.bijectors.Exp()
+    )
+    kernels = [gpflow.kernels.SquaredExponential() for _ in range(2)]
+    recipe = gpn.defaults(
+        gpflow.kernels.SeparateIndependent(kernels), X, (Y - 500.0) / 100.0, likelihood=likelihood
+    )
+    candidates = recipe.candidates
+    assert [each.name for each in candidates] == ["line", "features"]
+    assert recipe._network(candidates[1]).num_latent_gps == 2
+
+
+def test_student_t_targets_are_scaled_and_time_is_kept(rng, small):
+    X, Y = make_data(rng)
+    recipe = gpn.defaults(
+        gpflow.kernels.SquaredExponential(), X, Y, likelihood=StudentT(0.1, df=3.0)
+    )
+    assert recipe.scaling.scales_targets
+    history = recipe.fit(seconds=0.0, progress=False)
+    assert history["step"][-1] == 1  # one is always taken
+    assert np.isfinite(recipe.model.predict_y(X)[0]).all()
+
+
+def test_kernels_without_random_features_get_adaptive_bases():
+    X = np.linspace(0, 1, 20)[:, None]
+    for kernel, names in (
+        (gpflow.kernels.SquaredExponential(), ["random features", "warped random features"]),
+        (gpflow.kernels.Linear(), ["random features"]),
+        (gpflow.kernels.ArcCosine(), ["adaptive basis", "free adaptive basis"]),
+    ):
+        recipe = gpn.defaults(kernel, X, np.sin(X))
+        assert [each.name for each in recipe.candidates] == names
+
+
+def test_no_model_before_fit_and_bad_data_are_refused():
+    X = np.linspace(0, 1, 20)[:, None]
+    recipe = gpn.defaults(gpflow.kernels.SquaredExponential(), X, X)
+    with pytest.raises(ValueError, match="call fit first"):
+        _ = recipe.model
+    with pytest.raises(ValueError, match="Y must"):
+        gpn.defaults(gpflow.kernels.SquaredExponential(), X, X[:, 0])
+    with pytest.raises(ValueError, match="Y"):
+        gpn.defaults(gpflow.kernels.SquaredExponential(), X, np.full_like(X, np.inf))
