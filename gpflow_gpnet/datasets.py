@@ -126,7 +126,7 @@ def load(
 
     ``snelson`` comes with the package. Any other is read from ``<folder>/<name>.npz`` or else
     from ``<folder>/uci/<name>.npz``, and where neither is a file, those of
-    :data:`gpflow_gpnet.openml.DATASETS` are fetched from OpenML by scikit-learn, which keeps a
+    ``gpflow_gpnet.openml.DATASETS`` are fetched from OpenML by scikit-learn, which keeps a
     copy. Of ``bike``, the two input columns whose sum is the exponential of the target are left
     out.
 

@@ -8,8 +8,8 @@ every layer, only the covariance of values at *equal* positions g of two images,
            s_h(x, x') = E[a(Z_h(x)) a(Z_h(x'))], \\quad (Z_h(x), Z_h(x')) \\sim N(0, v_h),
 
 with s the mean product of pixels, over colours, in the first layer. Weights have variance
-σ_w² / fan-in, so that |patch| positions of a filter share σ_w²; in Shi et al. (2019, appendix),
-who do not divide, σ_w² is that of ours over |patch|.
+σ_w² / fan-in, so that all positions of a patch share σ_w²; in Shi et al. (2019, appendix), who do
+not divide, σ_w² is that of ours over the number of positions.
 """
 
 from __future__ import annotations
