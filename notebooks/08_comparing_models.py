@@ -19,8 +19,8 @@ ITERATIONS = 40  # short: 2
 # ## Data
 #
 # UCI's `energy` (768 rows, 8 inputs, heating load of buildings) where the environment variable
-# `GPNET_DATA` names a folder that has it; Snelson's 200 points, which come with the package,
-# elsewhere.
+# `GPNET_DATA` names a folder that has it or, with the extra `openml`, it can be fetched; Snelson's
+# 200 points, which come with the package, elsewhere.
 
 # %%
 try:
