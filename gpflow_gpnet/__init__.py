@@ -34,7 +34,7 @@ from .inference_networks import (
     weight_gaussian,
 )
 from .mirror_descent import FunctionalMirrorDescent
-from .saving import load
+from .saving import load, load_into, save_arrays
 from .scaling import Scaling
 from .step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay
 
@@ -71,8 +71,10 @@ __all__ = [
     "kernels",
     "likelihoods",
     "load",
+    "load_into",
     "measurement",
     "plotting",
+    "save_arrays",
     "step_sizes",
     "weight_gaussian",
 ]

@@ -70,10 +70,15 @@ class ArrayBatches(Batches):
 class StreamBatches(Batches):
     """Batches of a ``tf.data.Dataset`` or an iterable of pairs, begun again where it ends."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, skipped: int = 0) -> None:
+        """
+        :param skipped: batches to leave out at first, those of steps already done.
+        """
         self._stream = stream
         self._iterator = iter(stream)
         self._last: tuple[int, Any] = (-1, None)
+        for step in range(skipped):
+            self._next(step)
 
     def __call__(self, step: int) -> Any:
         # Asked again for the same step, a stream gives the same batch.

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import abc
+import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from gpflow import Module
+from tensorflow.compat.v1 import SummaryMetadata
 
 from .history import History
+from .saving import named_variables
 
-__all__ = ["Callback", "EarlyStopping", "TimeLimit"]
+__all__ = ["Callback", "EarlyStopping", "TensorBoard", "TimeLimit"]
 
 
 class Callback(abc.ABC):
@@ -39,6 +44,18 @@ class Callback(abc.ABC):
 
     def on_end(self) -> None:  # noqa: B027
         """After the last step, before the final polishing."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Numbers and arrays that a checkpoint keeps, by name."""
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:  # noqa: B027
+        """Go on from a checkpoint's :meth:`state`; called after :meth:`on_start`."""
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the restored state says that training is over."""
+        return False
 
 
 class EarlyStopping(Callback):
@@ -76,7 +93,8 @@ class EarlyStopping(Callback):
         self.best_step: int | None = None
         self._best = np.inf
         self._waited = 0
-        self._snapshot: list[tf.Tensor] = []
+        self._snapshot: dict[str, tf.Tensor] = {}
+        self._rows_before = history.num_rows
 
     def __call__(self, step: int) -> bool | None:
         score = self.history.last("validation_nlpd", step)
@@ -85,25 +103,95 @@ class EarlyStopping(Callback):
         if score < self._best - self.min_delta:
             self._best, self.best_step, self._waited = score, step, 0
             if self.restore_best:
-                self._snapshot = [tf.identity(variable) for variable in self.model.variables]
+                named = named_variables(self.model)
+                self._snapshot = {name: tf.identity(v) for name, v in named.items()}
             return None
         self._waited += 1
+        return self.has_stopped
+
+    @property
+    def has_stopped(self) -> bool:
         return self.patience is not None and self._waited >= self.patience
+
+    def state(self) -> Mapping[str, Any]:
+        if self.best_step is None:
+            return {}
+        snapshot = {f"snapshot/{name}": value for name, value in self._snapshot.items()}
+        return {
+            "best": self._best,
+            "best_step": self.best_step,
+            "waited": self._waited,
+            **snapshot,
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self._best = float(state["best"])
+        self.best_step, self._waited = int(state["best_step"]), int(state["waited"])
+        self._snapshot = {
+            name.removeprefix("snapshot/"): tf.constant(value)
+            for name, value in state.items()
+            if name.startswith("snapshot/")
+        }
 
     def on_end(self) -> None:
         """Restore the best step's parameters.
 
         :raises ValueError: if no validation score was ever recorded.
         """
-        if self.best_step is None and self.history.num_rows:
+        if self.best_step is None and self.history.num_rows > self._rows_before:
             raise ValueError("EarlyStopping saw no validation score: give fit validation_data.")
         if self._snapshot:
-            for variable, value in zip(self.model.variables, self._snapshot, strict=True):
-                variable.assign(value)
+            for name, variable in named_variables(self.model).items():
+                variable.assign(self._snapshot[name])
+
+
+class TensorBoard(Callback):
+    """Write what the history records as scalars ``fit/loss``, ``fit/validation_nlpd``, …
+
+    The files can be read by TensorBoard, during training and later, and are written without it.
+    ``gpflow.monitor``'s tasks may share the folder.
+
+    >>> import tempfile
+    >>> board, history = gpn.callbacks.TensorBoard(tempfile.mkdtemp()), gpn.History()
+    >>> board.on_start(model, history)  # gpn.fit(..., callbacks=[board]) does
+    >>> history.append(step=1, loss=0.5)
+    >>> board(1)
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+        """
+        :param log_dir: made if there is none; a resumed run adds to it.
+        """
+        self.log_dir = log_dir
+
+    def on_start(self, model: Module, history: History) -> None:
+        super().on_start(model, history)
+        self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
+        self._written = history.num_rows
+
+    def __call__(self, step: int) -> None:
+        rows = self.history.rows[self._written :]
+        self._written = self.history.num_rows
+        with self._writer.as_default():
+            for row in rows:
+                for name in row.keys() - {"step"}:
+                    # What tf.summary.scalar does, which needs TensorBoard installed.
+                    tf.summary.write(
+                        f"fit/{name}", row[name], step=int(row["step"]), metadata=_SCALARS
+                    )
+        if rows:
+            self._writer.flush()
+
+    def on_end(self) -> None:
+        self(0)  # what was recorded after the last step
+        self._writer.close()
+
+
+_SCALARS = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
 
 
 class TimeLimit(Callback):
-    """Stop after so many seconds of training, compiling included.
+    """Stop after so many seconds of training, compiling included; a resumed run counts anew.
 
     >>> limit = gpn.callbacks.TimeLimit(0.0)
     >>> limit.on_start(model, gpn.History())  # gpn.fit(..., callbacks=[limit]) does

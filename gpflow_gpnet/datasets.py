@@ -1,6 +1,6 @@
-"""Regression data sets for experiments: load one by name, split and standardise it.
+"""Regression data sets: load one by name, split and standardise it, or stream it from files.
 
-A data set is a file ``<name>.npz`` with two arrays, ``X`` and ``Y``. The one-dimensional set
+A named data set is a file ``<name>.npz`` with two arrays, ``X`` and ``Y``. The one-dimensional set
 ``snelson`` comes with the package; all others are read from a folder of the user's, or fetched from
 OpenML where it has the same data.
 """
@@ -11,18 +11,21 @@ import hashlib
 import io
 import os
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import openml
 from .scaling import column_moments
+from .shards import Shards
 
-__all__ = ["Dataset", "Split", "load", "split"]
+__all__ = ["Dataset", "Split", "load", "split", "stream"]
 
 FloatArray = NDArray[np.float64]
 
@@ -175,6 +178,52 @@ def load(
         raise FileNotFoundError(
             f"{missing} {advice} Fetching it from OpenML failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def stream(
+    files: Any,
+    inputs: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] | None = None,
+    *,
+    buffer_rows: int = 100_000,
+    seed: int = 0,
+) -> Shards:
+    """
+    Data larger than memory, in files of rows: NPZ, CSV with a header, or Parquet.
+
+    One pass over the files counts rows and finds means and standard deviations. ``fit`` then takes
+    the result in the place of arrays, a batch at a time, held-out rows and polishing included::
+
+        data = gpn.datasets.stream("flights-*.parquet", targets="delay")
+        model = gpn.GPNet(..., num_data=data.num_data, scaling=data.scaling())
+        gpn.fit(model, data, num_steps=10_000, checkpoint_dir="run")
+
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> np.savez(folder / "part-0.npz", X=X, Y=Y)
+    >>> np.savez(folder / "part-1.npz", X=X[:5], Y=Y[:5])
+    >>> data = gpn.datasets.stream(folder / "part-*.npz")
+    >>> data.num_data, data.counts
+    (25, [20, 5])
+
+    Rows are shuffled anew in each epoch, the files among each other and the rows within
+    ``buffer_rows`` that then follow each other. The order is a function of ``fit``'s seed and the
+    step, so that a resumed run goes on in it. Where files are sorted by something that matters to
+    the targets, write them in random order first.
+
+    :param files: a path, a pattern such as ``"part-*.npz"`` (in the order of the names), or a list
+        of paths; all of one kind. CSV and Parquet need the extra ``arrow``.
+    :param inputs: the columns of X; by default all but the targets. Of NPZ files the arrays, [n, D]
+        each, that are put beside each other, by default ``X``.
+    :param targets: the columns of Y, to be named but for NPZ files, where it is ``Y`` by default.
+    :param buffer_rows: rows in memory at a time, in 8-byte numbers.
+    :param seed: of the rows that can be held out of training.
+    :raises FileNotFoundError: if there is no such file.
+    :raises ImportError: if pyarrow is needed and not installed.
+    :raises ValueError: naming the file, for columns that are missing, ragged or not of numbers,
+        inputs that are not finite, other shapes than the first file's, or no rows.
+    """
+    return Shards(files, inputs, targets, buffer_rows=buffer_rows, seed=seed)
 
 
 def split(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -13,16 +13,19 @@ from gpflow.base import RegressionData
 from gpflow.keras import tf_keras
 from gpflow.likelihoods import Gaussian, StudentT
 from gpflow.models import BayesianModel, ExternalDataTrainingLossMixin
+from gpflow.utilities import parameter_dict
 from tqdm.auto import tqdm
 
 from .batches import ArrayBatches, StreamBatches
 from .callbacks import Callback, EarlyStopping
+from .checkpoints import Checkpoints, TrainingState
 from .checks import check_batch, to_tensors
 from .gpnet import GPNet
 from .history import History
 from .likelihoods import KnownNoise, base_likelihood, observed
 from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
+from .shards import ShardBatches, Shards
 from .spectral import is_stationary, smoothing_lengthscales
 from .step_sizes import InverseSqrt
 
@@ -37,6 +40,9 @@ _LARGE_TARGETS = 30.0
 _WIDE_INPUTS = 1000.0
 _OVERFITTING = 0.05
 """Nats per datum by which the validation NLPD must have risen to warn."""
+
+
+_Rows: TypeAlias = ArrayBatches | ShardBatches
 
 
 def fit(
@@ -56,6 +62,7 @@ def fit(
     polish_every: int | None = None,
     validate_every: int | None = None,
     checkpoint_every: int = 100,
+    keep_checkpoints: int = 3,
     log_every: int = 10,
 ) -> History:
     """Train a model on minibatches.
@@ -66,38 +73,48 @@ def fit(
 
     :param model: a :class:`GPNet`, or any GPflow model with data as an argument (SVGP, …).
     :param data: X [N, D] and Y [N, P] as arrays, tensors or DataFrames, shuffled anew each epoch
-        (and third what a likelihood of :mod:`gpflow_gpnet.likelihoods` knows of each row); or a
-        ``tf.data.Dataset`` or an iterable of such batches, taken as they come.
+        (and third what a likelihood of :mod:`gpflow_gpnet.likelihoods` knows of each row); files of
+        rows, :func:`gpflow_gpnet.datasets.stream`, shuffled likewise; or a ``tf.data.Dataset`` or
+        an iterable of such batches, taken as they come.
     :param optimizer: :class:`FunctionalMirrorDescent` (default for GPNet: the one that has trained
         it so far, which then goes on, or a new one with learning rate 0.01 / (1 + 0.05 √t)) or a
         Keras optimiser (default for others: Adam, learning rate 0.01) on ``training_loss``; or a
         function of the model that makes a step of your own, batch -> loss.
     :param num_steps: steps to train; with a checkpoint, those already done count.
-    :param batch_size: B, for arrays.
+    :param batch_size: B, for arrays and files.
     :param validation_data: (X, Y) whose mean negative log predictive density is recorded. By
         default the held-out rows, where there are any.
     :param callbacks: called with the step number after each step; one that returns True stops
         training. :class:`~gpflow_gpnet.callbacks.Callback` objects see model and history;
         ``gpflow.monitor.Monitor`` works.
-    :param checkpoint_dir: where to save model, optimiser and step; training continues from the
-        latest checkpoint found there.
-    :param seed: fixes batch order, held-out rows, measurement points and TensorFlow's generator.
+    :param checkpoint_dir: a folder for checkpoints, of this run alone. A run that was killed, at
+        any moment, goes on from the latest when called again in the same way, on a CPU to the same
+        parameters bit for bit as if it had never stopped: model, optimiser, position in the data,
+        history, early stopping and the global generators of NumPy and TensorFlow are in it. (Not
+        where steps draw from TensorFlow's stateful operations, such as those of GPflow's Monte
+        Carlo likelihoods, whose state is out of reach, or where callbacks of your own have state
+        that :meth:`Callback.state <gpflow_gpnet.callbacks.Callback.state>` does not give.) Files
+        that are damaged or of another model are named in a warning and left alone.
+    :param seed: fixes batch order, held-out rows, measurement points and TensorFlow's generator;
+        by default that of the checkpoint, or a new one.
     :param progress: show a progress bar on terminals and in notebooks.
-    :param held_out: fraction of the arrays' rows (2,000 at most) kept out of the steps where the
+    :param held_out: fraction of the rows (2,000 at most) kept out of the steps where the
         optimiser's ``noise`` is "held-out", or "auto" and there are 1,000 rows or more. They
         return for the final polishing.
-    :param polish: whether to end with an exact pass over arrays, where steps are natural
+    :param polish: whether to end with an exact pass over arrays or files, where steps are natural
         (:meth:`FunctionalMirrorDescent.polish`).
     :param polish_every: also after every so many steps, for features that move faster than
         minibatches can follow: such steps average over features already gone.
     :param validate_every: steps between validations; by default a fiftieth of ``num_steps``.
     :param checkpoint_every: steps between checkpoints.
+    :param keep_checkpoints: how many of them to keep, the newest.
     :param log_every: steps between looks at the loss, each of which waits for the device.
     :return: history with columns step, seconds, loss (nats, mean since the last row) and
         validation_nlpd (nats per datum).
     :raises ValueError: before the first step, for data, settings or ``num_data`` that do not fit.
-    :raises FloatingPointError: when the loss is not finite or a factorisation fails, naming the
-        step.
+    :raises FloatingPointError: when loss or parameters are not finite or a factorisation fails,
+        naming the step, the parameters and the last good checkpoint.
+    :raises OSError: when a checkpoint cannot be written; the one before it stays.
     """
     if not isinstance(model, ExternalDataTrainingLossMixin):
         raise TypeError(
@@ -108,35 +125,75 @@ def fit(
         ("polish_every", polish_every),
         ("validate_every", validate_every),
         ("checkpoint_every", checkpoint_every),
+        ("keep_checkpoints", keep_checkpoints),
         ("log_every", log_every),
     ):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if optimizer is None:
         optimizer = getattr(model, "optimizer", None)
-    if seed is None:
-        goes_on = isinstance(optimizer, FunctionalMirrorDescent)
-        seed = optimizer.seed if goes_on else int(np.random.default_rng().integers(2**31 - 1))
-    else:
-        tf.random.set_seed(seed)
+    trained_before = isinstance(optimizer, FunctionalMirrorDescent)
+    made = optimizer is None
     if optimizer is None:
         optimizer = (
             FunctionalMirrorDescent(
                 learning_rate=_LEARNING_RATE,
-                seed=seed,
             )
             if isinstance(model, GPNet)
             else tf_keras.optimizers.Adam(0.01)
         )
     mirror = isinstance(optimizer, FunctionalMirrorDescent)
+    keras = hasattr(optimizer, "apply_gradients")
+    if not (mirror or keras or callable(optimizer)):
+        raise TypeError(
+            "optimizer must be a FunctionalMirrorDescent or a Keras optimiser, got "
+            f"{type(optimizer).__name__}."
+        )
+    checked = _checked_rows(model, data, batch_size, optimizer)
+    if mirror:
+        optimizer.build(model)
+    elif keras:
+        _build(optimizer, model.trainable_variables)
 
-    source, rows, everything, held = _sources(model, data, batch_size, seed, held_out, optimizer)
+    history, callbacks = History(), tuple(callbacks)
+    state = checkpoints = saved = None
+    if checkpoint_dir is not None:
+        if not (mirror or keras):
+            raise ValueError(
+                "checkpoint_dir needs an optimizer whose state can be saved, a "
+                "FunctionalMirrorDescent or a Keras optimiser: got a function of the model."
+            )
+        state = TrainingState(model, optimizer, history, callbacks)
+        checkpoints = Checkpoints(checkpoint_dir, keep_checkpoints)
+        saved = checkpoints.newest(state.refuse)
+    first = 0 if saved is None else int(saved[0]["step"])
+    if seed is not None:
+        tf.random.set_seed(seed)
+    elif saved is not None:
+        seed = int(saved[0]["seed"])
+    elif trained_before:
+        seed = optimizer.seed
+    else:
+        seed = int(np.random.default_rng().integers(2**31 - 1))
+    if made and mirror:
+        optimizer.seed = seed
+
+    source: Callable[[int], RegressionData]
+    rows = everything = held = None
+    if checked is None:
+        stream = StreamBatches(data, first)
+        source = lambda step: _checked(model, stream(step))  # noqa: E731
+    else:
+        shards = isinstance(data, Shards)
+        rows, everything, held = _sources(
+            model, data if shards else checked, batch_size, seed, held_out, optimizer
+        )
+        source = (lambda step: _checked(model, rows(step))) if shards else rows
     if validation_data is not None:
         validation: Any = _checked(model, validation_data)
     else:
         validation = None if held is None else held.data
     if mirror:
-        optimizer.build(model)
         train_step = optimizer.compiled_step(held is not None)
     elif callable(optimizer):
         train_step = optimizer(model)
@@ -146,26 +203,23 @@ def fit(
     if polish_every is not None and not (natural and rows is not None):
         raise ValueError("polish_every needs natural steps and data as arrays.")
 
-    step_done = tf.Variable(0, dtype=tf.int64, trainable=False)
-    manager = None
-    if checkpoint_dir is not None:
-        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step_done)
-        manager = tf.train.CheckpointManager(checkpoint, str(checkpoint_dir), max_to_keep=3)
-        manager.restore_or_initialize()
-    first = int(step_done)
+    if state is not None and saved is not None:
+        state.restore(*saved)
     # An optimiser that has trained before goes on in the order of the batches too.
     before = int(optimizer.t) - first if mirror else 0
     if first == 0 and isinstance(model, InferenceNetworkModel):
-        model.initialise(source(before)[0] if everything is None else everything.data[0])
+        model.initialise((source(before) if checked is None else checked)[0])
 
-    history = History()
-    callbacks = tuple(callbacks)
     for callback in callbacks:
         if isinstance(callback, Callback):
             callback.on_start(model, history)
+    if state is not None and saved is not None:
+        state.restore_callbacks(saved[1])
+    if any(isinstance(callback, Callback) and callback.has_stopped for callback in callbacks):
+        first = num_steps
     validate_every = validate_every or max(1, num_steps // 50)
     score = _compiled_score(model)
-    started = time.perf_counter()
+    started = time.perf_counter() - (0.0 if saved is None else float(saved[0]["seconds"]))
     losses: list[tf.Tensor] = []
 
     # disable=None: no bar where nobody watches (not a terminal); leave=None: an inner one goes.
@@ -175,18 +229,23 @@ def fit(
         for step in range(first, num_steps):
             batch, number, last = source(before + step), step + 1, step + 1 == num_steps
             rest = () if held is None else (_held_out_batch(held, seed, before + step),)
+            validating = validation is not None and (number % validate_every == 0 or last)
+            saving = checkpoints is not None and (number % checkpoint_every == 0 or last)
+            row = {}
             try:
                 losses.append(train_step(batch, *rest))
                 if rows is not None and polish_every is not None and number % polish_every == 0:
                     optimizer.polish(rows.in_order())
+                if number % log_every == 0 or validating or saving or last:
+                    row["loss"], losses = _mean_loss(losses, number), []
+                if saving:
+                    _check_parameters(model, number)
             except tf.errors.InvalidArgumentError as error:
-                raise FloatingPointError(f"Step {number} failed. {error.message}") from error
-            step_done.assign(number)
-            validating = validation is not None and (number % validate_every == 0 or last)
-            saving = manager is not None and (number % checkpoint_every == 0 or last)
-            if number % log_every == 0 or validating or saving or last:
-                row = {"loss": _mean_loss(losses, number)}
-                losses = []
+                message = f"Step {number} failed. {error.message}"
+                raise FloatingPointError(_with_last_good(message, model, checkpoints)) from error
+            except FloatingPointError as error:
+                raise FloatingPointError(_with_last_good(f"{error}", model, checkpoints)) from None
+            if row:
                 if validating:
                     row["validation_nlpd"] = score(validation)
                 history.append(step=number, seconds=time.perf_counter() - started, **row)
@@ -194,12 +253,12 @@ def fit(
             bar.update()
             # A list, so that each callback runs at each step.
             stopping = any([callback(number) is True for callback in callbacks])
-            if manager is not None and (saving or stopping):
-                manager.save(number)
+            if stopping and losses:  # since the last look
+                seconds, loss = time.perf_counter() - started, _mean_loss(losses, number)
+                history.append(step=number, seconds=seconds, loss=loss)
+            if state is not None and checkpoints is not None and (saving or stopping):
+                checkpoints.save(*state.gather(number, seed, time.perf_counter() - started))
             if stopping:
-                if losses:  # since the last look
-                    seconds, loss = time.perf_counter() - started, _mean_loss(losses, number)
-                    history.append(step=number, seconds=seconds, loss=loss)
                 break
     for callback in callbacks:
         if isinstance(callback, Callback):
@@ -211,15 +270,15 @@ def fit(
     return history
 
 
-def _sources(
-    model: BayesianModel, data: Any, batch_size: int, seed: int, fraction: float, optimizer: Any
-) -> tuple[
-    Callable[[int], RegressionData],
-    ArrayBatches | None,
-    ArrayBatches | None,
-    ArrayBatches | None,
-]:
-    """Batches by step; for arrays: those trained on, all rows, and held-out rows."""
+def _checked_rows(
+    model: BayesianModel, data: Any, batch_size: int, optimizer: Any
+) -> RegressionData | None:
+    """Data as tensors, or a sample of them, None for streams of which no more is known."""
+    if isinstance(data, Shards):
+        sample = _checked(model, data.sample)
+        _check_num_data(model, data.num_data, batch_size)
+        _warn_of_scale(model, sample)
+        return sample
     if not _is_arrays(data):
         if getattr(optimizer, "noise", None) == "held-out":
             raise ValueError(
@@ -227,31 +286,50 @@ def _sources(
             )
         if getattr(model, "num_data", None) is None:
             raise ValueError("num_data is None: streams need the number of data N in the model.")
-        stream = StreamBatches(data)
-        return (lambda step: _checked(model, stream(step))), None, None, None
-
+        return None
     batch = _checked(model, data)
     _check_num_data(model, len(batch[0]), batch_size)
     _warn_of_scale(model, batch)
-    everything = ArrayBatches(batch, batch_size, seed)
-    if not (
+    return batch
+
+
+def _sources(
+    model: BayesianModel,
+    data: RegressionData | Shards,
+    batch_size: int,
+    seed: int,
+    fraction: float,
+    optimizer: Any,
+) -> tuple[_Rows, _Rows, ArrayBatches | None]:
+    """Batches of the rows trained on, of all rows, and of held-out rows."""
+    total = data.num_data if isinstance(data, Shards) else int(data[0].shape[0])
+    number = 0
+    if (
         isinstance(optimizer, FunctionalMirrorDescent)
         and isinstance(model, GPNet)
-        and optimizer.holds_out(model, everything.num_rows)
+        and optimizer.holds_out(model, total)
     ):
-        return everything, everything, everything, None
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")
-    number = min(int(np.ceil(fraction * everything.num_rows)), HELD_OUT_LIMIT)
-    if number >= everything.num_rows:
-        raise ValueError(
-            f'noise="held-out" needs rows to hold out, but the data have {everything.num_rows}: '
-            'use noise="training".'
-        )
-    order = np.random.default_rng([seed, 2**31]).permutation(everything.num_rows)
-    training = ArrayBatches(everything.rows(np.sort(order[number:])), batch_size, seed)
-    held = ArrayBatches(everything.rows(order[:number]), number, seed)
-    return training, training, everything, held
+        if not 0.0 < fraction < 1.0:
+            raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")
+        number = min(int(np.ceil(fraction * total)), HELD_OUT_LIMIT)
+        if number >= total:
+            raise ValueError(
+                f'noise="held-out" needs rows to hold out, but the data have {total}: '
+                'use noise="training".'
+            )
+    if isinstance(data, Shards):
+        shards = ShardBatches(data, batch_size, seed)
+        if not number:
+            return shards, shards, None
+        rest = ShardBatches(data, batch_size, seed, data.sample_numbers[:number])
+        held = _checked(model, tuple(values[:number] for values in data.sample))
+        return rest, shards, ArrayBatches(held, number, seed)
+    arrays = ArrayBatches(data, batch_size, seed)
+    if not number:
+        return arrays, arrays, None
+    order = np.random.default_rng([seed, 2**31]).permutation(total)
+    training = ArrayBatches(arrays.rows(np.sort(order[number:])), batch_size, seed)
+    return training, arrays, ArrayBatches(arrays.rows(order[:number]), number, seed)
 
 
 def _is_arrays(data: Any) -> bool:
@@ -348,13 +426,6 @@ def _warn_of_lengthscales(model: BayesianModel, X: tf.Tensor) -> None:
 def _loss_step(model: BayesianModel, optimizer: Any) -> Callable[[RegressionData], tf.Tensor]:
     """One step of a Keras optimiser, of either Keras."""
     variables = model.trainable_variables
-    if not hasattr(optimizer, "apply_gradients"):
-        raise TypeError(
-            "optimizer must be a FunctionalMirrorDescent or a Keras optimiser, got "
-            f"{type(optimizer).__name__}."
-        )
-    if hasattr(optimizer, "build"):
-        _build(optimizer, variables)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def step(batch: RegressionData) -> tf.Tensor:
@@ -380,8 +451,10 @@ def _build(optimizer: Any, variables: list[tf.Variable]) -> None:
             f"{type(optimizer).__name__} was built for other variables than the model now trains: "
             "make a new optimiser after set_trainable, and one for each model."
         )
-    if not known:
+    if not known and hasattr(optimizer, "build"):
         optimizer.build(variables)
+    elif not known:  # legacy: no harm in making slots twice
+        optimizer._create_all_weights(variables)
 
 
 def _compiled_score(model: BayesianModel) -> Callable[[RegressionData], float]:
@@ -397,6 +470,30 @@ def _compiled_score(model: BayesianModel) -> Callable[[RegressionData], float]:
         return -total / len(X)
 
     return score
+
+
+def _check_parameters(model: BayesianModel, step: int) -> None:
+    """A finite loss says nothing of the parameters after its step, which checkpoints keep."""
+    if _not_finite(model):
+        raise FloatingPointError(f"Parameters are not finite after step {step}.")
+
+
+def _not_finite(model: BayesianModel) -> list[str]:
+    return [
+        path
+        for path, parameter in parameter_dict(model).items()
+        if parameter.trainable and not np.isfinite(np.asarray(parameter)).all()
+    ]
+
+
+def _with_last_good(message: str, model: BayesianModel, checkpoints: Checkpoints | None) -> str:
+    """A failure's message, and where the last good state is."""
+    names = _not_finite(model)
+    if names:
+        message += f" Parameters with NaN or infinite values: {', '.join(names)}."
+    if checkpoints is None:
+        return f"{message} With checkpoint_dir=... the last good state would have been kept."
+    return f"{message} {checkpoints.advice()}"
 
 
 def _mean_loss(losses: list[tf.Tensor], step: int) -> float:

@@ -23,41 +23,42 @@ class History(Mapping[str, np.ndarray]):
     """
 
     def __init__(self) -> None:
-        self._rows: list[dict[str, float]] = []
+        self.rows: list[dict[str, float]] = []
+        """What was recorded, by column, of one step after the other."""
 
     def append(self, **values: float) -> None:
         """Add a row."""
-        self._rows.append({name: float(value) for name, value in values.items()})
+        self.rows.append({name: float(value) for name, value in values.items()})
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in set(self):
             raise KeyError(f"{name!r} was not recorded; columns are {sorted(set(self))}.")
-        return np.array([row.get(name, np.nan) for row in self._rows])
+        return np.array([row.get(name, np.nan) for row in self.rows])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for row in self._rows for name in row))
+        return iter(dict.fromkeys(name for row in self.rows for name in row))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def last(self, name: str, step: int) -> float | None:
         """The value of a column at this very step, None if it was not recorded then."""
-        row = self._rows[-1] if self._rows else {}
+        row = self.rows[-1] if self.rows else {}
         return row.get(name) if row.get("step") == step else None
 
     @property
     def num_rows(self) -> int:
         """Recorded steps."""
-        return len(self._rows)
+        return len(self.rows)
 
     def to_pandas(self) -> Any:
         """A ``pandas.DataFrame`` indexed by step."""
         import pandas
 
-        return pandas.DataFrame(self._rows).set_index("step")
+        return pandas.DataFrame(self.rows).set_index("step")
 
     def __repr__(self) -> str:
-        if not self._rows:
+        if not self.rows:
             return "History(empty)"
-        last = ", ".join(f"{name}={value:.6g}" for name, value in self._rows[-1].items())
+        last = ", ".join(f"{name}={value:.6g}" for name, value in self.rows[-1].items())
         return f"History({self.num_rows} rows; last: {last})"

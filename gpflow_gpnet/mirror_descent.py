@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 from gpflow import Parameter
 from gpflow.base import RegressionData
@@ -144,7 +145,7 @@ class FunctionalMirrorDescent(tf.Module):
         self._hyper_adam = self._new_adam(self.hyper_learning_rate)
         self._built_for: GPNet | None = None
         # In a namespace, since tf.Module would track a plain dict and refuse to save its keys.
-        self._compiled = SimpleNamespace(step={}, target=None, correction=None, unpickled=None)
+        self._compiled = SimpleNamespace(step={}, polish={}, unpickled=None)
 
     def _new_adam(self, schedule: Schedule) -> Any:
         # The legacy class makes slots for variables it has not seen, so unfreezing goes on.
@@ -231,10 +232,8 @@ class FunctionalMirrorDescent(tf.Module):
             "model": self._built_for,
         }
         if self._built_for is not None:
-            variables = self._model.variables
-            state["slots"] = [_slots(adam, variables) for adam in (self._adam, self._hyper_adam)]
-            if self.takes_natural_steps:
-                state["natural"] = [v.numpy() for v in self._natural_parameters.variables]
+            variables = self.state_variables()
+            state["variables"] = {name: v.numpy() for name, v in variables.items()}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -248,15 +247,31 @@ class FunctionalMirrorDescent(tf.Module):
         state, self._compiled.unpickled = self._compiled.unpickled, None
         if state is None or state["model"] is None:
             return
-        model = state["model"]
-        self._bind(model)
-        for adam, slots in zip((self._adam, self._hyper_adam), state["slots"], strict=True):
-            _set_slots(adam, model.variables, slots)
-        if "natural" in state:
-            for variable, value in zip(
-                self._natural_parameters.variables, state["natural"], strict=True
-            ):
-                variable.assign(value)
+        self._bind(state["model"])
+        for name, variable in self.state_variables(state["variables"]).items():
+            variable.assign(state["variables"][name])
+
+    def state_variables(self, slots: Container[str] = ()) -> dict[str, tf.Variable]:
+        """What steps on the bound model leave behind for the next: t, Adam's state, Λ and θ.
+
+        :param slots: names of Adam's slots to make, beside those that steps have made.
+        """
+        state = {"t": self.t}
+        for owner, adam in (("adam", self._adam), ("hyper_adam", self._hyper_adam)):
+            state[f"{owner}/iterations"] = adam.iterations
+            for index, variable in enumerate(self._model.variables):
+                for slot in ("m", "v"):
+                    name = f"{owner}/{index}/{slot}"
+                    if name in slots:
+                        adam.add_slot(variable, slot)
+                    try:
+                        state[name] = adam.get_slot(variable, slot)
+                    except KeyError:  # never trained
+                        continue
+        if self.takes_natural_steps:
+            for name in ("precision", "shift", "age", "fingerprint"):
+                state[f"natural/{name}"] = getattr(self._natural_parameters, name)
+        return state
 
     @property
     def takes_natural_steps(self) -> bool:
@@ -268,13 +283,15 @@ class FunctionalMirrorDescent(tf.Module):
 
         :param held_out: whether it will be given held-out rows.
 
-        One function for each set of trainable variables, so that freezing and unfreezing between
-        steps works: ask again after ``set_trainable``.
+        One function for each set of trainable variables and number of data, so that freezing,
+        unfreezing and new data between steps work: ask again after ``set_trainable`` and after
+        ``model.num_data`` has changed.
         """
         noise = self._noise_rule(held_out)
         network_variables, hyper_variables = self._variables(noise)
         key = (
             noise,
+            _traced_num_data(self._model),
             self.takes_natural_steps and _frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
@@ -302,23 +319,23 @@ class FunctionalMirrorDescent(tf.Module):
         """
         if not self.takes_natural_steps:
             raise ValueError("polish needs natural steps.")
-        if self._compiled.target is None:
-            self._compiled.target = tf.function(
-                self._target, autograph=False, reduce_retracing=True
-            )
-            self._compiled.correction = tf.function(
-                self._correction, autograph=False, reduce_retracing=True
-            )
+        num_data = _traced_num_data(self._model)
+        if not self._compiled.polish or self._compiled.polish["num_data"] != num_data:
+            self._compiled.polish = {
+                name: tf.function(function, autograph=False, reduce_retracing=True)
+                for name, function in (("target", self._target), ("correction", self._correction))
+            } | {"num_data": num_data}
         corrected = self.prior_correction and not self._model.inference_network.matches_prior
         precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, (0.0, 0.0)
-        batches = list(batches)
+        if not isinstance(batches, Collection):
+            batches = list(batches)
         for X, Y in batches:
-            batch_precision, batch_shift = self._compiled.target(X, Y)
+            batch_precision, batch_shift = self._compiled.polish["target"](X, Y)
             precision += X.shape[0] * batch_precision
             shift += X.shape[0] * batch_shift
             rows += X.shape[0]
             for _ in range(-(-_POLISH_DRAWS // len(batches)) if corrected else 0):
-                draw = self._compiled.correction(X, tf.constant([self.seed, -1 - draws]))
+                draw = self._compiled.polish["correction"](X, tf.constant([self.seed, -1 - draws]))
                 correction = tuple(total + new for total, new in zip(correction, draw, strict=True))
                 draws += 1
         self._natural_parameters.mix(
@@ -556,6 +573,11 @@ def mirror_step_target(
     return tf.stop_gradient(target_mean), tf.stop_gradient(target_cov)
 
 
+def _traced_num_data(model: GPNet) -> float | None:
+    """N as a compiled step knows it; None for a variable, which it reads."""
+    return None if isinstance(model.num_data, tf.Variable) else float(np.asarray(model.num_data))
+
+
 def _has_natural_steps(model: GPNet) -> bool:
     network = model.inference_network
     return isinstance(network, LinearNetwork) and isinstance(network.weights, FullGaussian)
@@ -599,24 +621,6 @@ def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
 
 def _is_scale(model: GPNet, parameter: Parameter | None) -> bool:
     return parameter is base_likelihood(model.likelihood).scale
-
-
-def _slots(adam: Any, variables: Sequence[tf.Variable]) -> dict[str, Any]:
-    """Adam's state as arrays, by the variables' positions."""
-    slots = {}
-    for index, variable in enumerate(variables):
-        try:
-            slots[index] = {name: adam.get_slot(variable, name).numpy() for name in ("m", "v")}
-        except KeyError:  # never trained
-            continue
-    return {"iterations": int(adam.iterations), "slots": slots}
-
-
-def _set_slots(adam: Any, variables: Sequence[tf.Variable], state: dict[str, Any]) -> None:
-    adam.iterations.assign(state["iterations"])
-    for index, slots in state["slots"].items():
-        for name, value in slots.items():
-            adam.add_slot(variables[index], name).assign(value)
 
 
 def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _Site:

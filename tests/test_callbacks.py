@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from gpflow.keras import tf_keras
 from line_model import Line
 
 import gpflow_gpnet as gpn
-from gpflow_gpnet.callbacks import Callback, EarlyStopping, TimeLimit
+from gpflow_gpnet.callbacks import Callback, EarlyStopping, TensorBoard, TimeLimit
 
 X = np.linspace(-1, 1, 8)[:, None]
 
@@ -118,3 +119,22 @@ def test_time_limit_stops_at_the_first_step_after_it(monkeypatch):
     for seconds in (-1.0, np.nan):
         with pytest.raises(ValueError, match="seconds must not be negative"):
             TimeLimit(seconds)
+
+
+def test_tensorboard_has_the_history(tmp_path):
+    """Also what is recorded after the callbacks, when one of them stops training."""
+    folder = tmp_path / "log"
+    _, history = fit(
+        [TensorBoard(folder), lambda step: step == 7], log_every=2, validation_data=None
+    )
+    assert history["step"].tolist() == [2.0, 4.0, 6.0, 7.0]
+    found = {}
+    (path,) = folder.iterdir()
+    for record in tf.data.TFRecordDataset(str(path)):
+        event = tf.compat.v1.Event.FromString(record.numpy())
+        for value in event.summary.value:
+            assert value.metadata.plugin_data.plugin_name == "scalars"
+            found[value.tag, event.step] = float(tf.make_ndarray(value.tensor))
+    assert len(found) == 8
+    for row in history.rows:
+        assert found["fit/loss", row["step"]] == np.float32(row["loss"])

@@ -14,6 +14,7 @@ from gpflow.likelihoods import Gaussian
 from line_model import Line
 
 import gpflow_gpnet as gpn
+from gpflow_gpnet.array_files import read_arrays
 from gpflow_gpnet.batches import ArrayBatches
 
 # gpflow_gpnet.fit, the attribute, is the function.
@@ -343,7 +344,7 @@ def test_a_resumed_gpnet_goes_on_as_if_never_stopped(rng, tmp_path):
     train(3, str(tmp_path / "parts"), 0)
     resumed, history = train(6, str(tmp_path / "parts"), 1)
     assert seen == [(10, 1), (10, 1)]
-    assert history["step"].tolist() == [4, 5, 6]
+    assert history["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert_same_variables(resumed, whole)
 
 
@@ -358,6 +359,72 @@ def test_a_resumed_keras_optimizer_goes_on_as_if_never_stopped(rng, tmp_path, na
         fit(model, data, num_steps, optimizer=optimizer, checkpoint_dir=tmp_path / folder)
         slopes.append(model.slope.numpy())
     assert slopes[1] != slopes[0] == slopes[2]
+
+
+def test_a_resumed_stream_goes_on_where_it_stopped(rng, tmp_path):
+    data, slopes = make_data(rng), []
+    for num_steps, folder in ((7, "whole"), (3, "parts"), (7, "parts")):
+        stream = tf.data.Dataset.from_tensor_slices(data).shuffle(10, seed=1).batch(4)
+        model = Line(10)
+        fit(model, stream, num_steps, optimizer=adam(), checkpoint_dir=tmp_path / folder)
+        slopes.append(model.slope.numpy())
+    assert slopes[1] != slopes[0] == slopes[2]
+
+
+def test_without_a_seed_a_resumed_run_takes_that_of_the_checkpoint(rng, tmp_path):
+    data, slopes = make_data(rng), []
+    for num_steps in (2, 6):
+        model = Line(10)
+        fit(model, data, num_steps, optimizer=adam(), checkpoint_dir=tmp_path, seed=None)
+    seed = int(read_arrays(tmp_path / "step-000000006.npz")[0]["seed"])
+    for other in (seed, seed + 1):
+        again = Line(10)
+        fit(again, data, 6, optimizer=adam(), seed=other)
+        slopes.append(again.slope.numpy())
+    assert slopes[0] == model.slope.numpy() != slopes[1]
+
+
+def test_resumed_early_stopping_knows_the_best_step(rng, tmp_path):
+    """The slope passes 1, the best one, before the interruption; a stopped run stays stopped."""
+    X = np.linspace(-1, 1, 8)[:, None]
+
+    def train(num_steps, folder, patience=20):
+        model, stopping = Line(8), gpn.callbacks.EarlyStopping(patience)
+        settings = {"validation_data": (X, X), "validate_every": 1, "batch_size": 8}
+        history = fit(
+            model,
+            (X, 9 * X),
+            num_steps,
+            optimizer=adam(),
+            callbacks=[stopping],
+            checkpoint_dir=tmp_path / folder,
+            **settings,
+        )
+        return model.slope.numpy(), stopping.best_step, history["step"][-1]
+
+    whole = train(60, "whole")
+    assert whole[1] + 20 == whole[2] < 60
+    train(whole[1] + 3, "parts")
+    assert train(60, "parts") == whole
+    assert train(60, "parts") == whole  # once more
+    assert train(60, "parts", patience=25)[2] == whole[2] + 5
+
+
+def test_global_generators_go_on_with_the_run(rng, tmp_path):
+    data, drawn = make_data(rng), {"whole": [], "parts": []}
+    for num_steps, folder in ((5, "whole"), (3, "parts"), (5, "parts")):
+
+        def draw(step, numbers=drawn[folder]):
+            uniform = tf.random.get_global_generator().uniform([], dtype=tf.float64)
+            numbers.append((np.random.normal(), float(uniform)))
+
+        begun = bool(drawn[folder])
+        np.random.seed(begun)
+        tf.random.get_global_generator().reset_from_seed(int(begun))
+        settings = {"optimizer": adam(), "checkpoint_dir": tmp_path / folder}
+        fit(Line(10), data, num_steps, callbacks=[draw], **settings)
+    assert len(set(drawn["whole"])) == 5
+    assert drawn["parts"] == drawn["whole"]
 
 
 def test_a_finished_run_is_not_trained_again(rng, tmp_path):
@@ -437,11 +504,43 @@ def test_optimizer_must_be_one(rng):
         fit(Line(10), make_data(rng), optimizer=gpflow.optimizers.Scipy())
 
 
+def test_checkpoints_need_state_that_can_be_saved(rng, tmp_path):
+    with pytest.raises(ValueError, match="checkpoint_dir needs an optimizer whose state"):
+        fit(Line(10), make_data(rng), optimizer=lambda model: None, checkpoint_dir=tmp_path)
+
+
 def test_loss_that_is_not_finite_names_its_step(rng):
     with pytest.raises(FloatingPointError, match="loss is inf at step 2"):
         fit(Line(10), make_data(rng), optimizer=adam(1e200))
     with pytest.raises(FloatingPointError, match="loss is inf at step 2"):
         fit(Line(10), make_data(rng), optimizer=adam(1e200), log_every=1)
+
+
+def test_failures_name_parameters_and_the_last_good_checkpoint(rng, tmp_path):
+    data, model = make_data(rng), Line(10)
+
+    def spoil(step):
+        if step == 5:
+            model.slope.assign(np.nan)
+
+    settings = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "callbacks": [spoil]}
+    message = r"nan at step 6.*values: \.slope.*step-000000004\.npz.*load_into"
+    with pytest.raises(FloatingPointError, match=message):
+        fit(model, data, 9, optimizer=adam(), **settings)
+    gpn.load_into(model, tmp_path / "step-000000004.npz")
+    assert np.isfinite(model.slope)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_parameters_that_are_not_finite_are_not_saved(rng, tmp_path):
+    """The loss, taken before the step, is finite still."""
+    settings = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    message = r"not finite after step 1\..*\.slope\. There is no checkpoint yet"
+    with pytest.raises(FloatingPointError, match=message):
+        fit(Line(10), make_data(rng), optimizer=adam(np.inf), **settings)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(FloatingPointError, match=r"With checkpoint_dir=.* would have been kept"):
+        fit(Line(10), make_data(rng), optimizer=adam(np.inf))
 
 
 # ------------------------------------------------------------------ refused before the first step
@@ -501,6 +600,7 @@ def test_wrong_validation_data_are_refused_before_the_first_step(rng):
         ({"log_every": 0}, "log_every must be at least 1"),
         ({"validate_every": 0}, "validate_every must be at least 1"),
         ({"checkpoint_every": -1}, "checkpoint_every must be at least 1"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints must be at least 1"),
     ],
 )
 def test_wrong_settings_are_refused_before_the_first_step(rng, settings, message):

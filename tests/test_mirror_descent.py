@@ -314,6 +314,26 @@ def test_step_compiles_under_xla(rng, natural, likelihood):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
+HOST_OPERATIONS = ("infeed", "outfeed", "send(", "recv(", "custom-call", "callback")
+
+
+@pytest.mark.parametrize("natural", [True, False])
+def test_compiled_step_is_one_program_that_never_leaves_the_device(rng, natural):
+    """What XLA is given has no transfer, callback or call of the host, nor numbers of 64 bits but
+    the step's own count."""
+    with gpflow.config.as_context(gpflow.config.Config(float=np.float32, jitter=1e-4)):
+        kernel = RBF(1.3, 0.7)
+        model = gpn.GPNet(kernel, Gaussian(0.04), gpn.RFE(kernel, 1, 15), num_data=30)
+        batch = tuple(tf.constant(values, tf.float32) for values in make_data(rng))
+        optimizer = gpn.FunctionalMirrorDescent(natural=natural, jit_compile=True)
+        optimizer.build(model)
+        step = optimizer.compiled_step()
+        program = step.experimental_get_compiler_ir(batch, None)(stage="hlo")
+    assert "cholesky" in program and program.count("ENTRY") == 1
+    assert not [name for name in HOST_OPERATIONS if name in program.lower()]
+    assert "f64" not in program
+
+
 @pytest.mark.parametrize("noise", ["objective", "training", "held-out"])
 def test_at_most_two_traces_with_ragged_batches(rng, noise):
     X, Y = map(tf.constant, make_data(rng))
@@ -323,6 +343,24 @@ def test_at_most_two_traces_with_ragged_batches(rng, noise):
     for size in (10, 10, 7, 3, 9, 1):
         optimizer.minimize(model, (X[:size], Y[:size]), held_out)
     assert optimizer.compiled_step().experimental_get_tracing_count() <= 2
+
+
+@pytest.mark.parametrize("natural", [True, False])
+def test_number_of_data_may_grow_between_steps(rng, natural):
+    """The second step is that of an optimiser that has known the larger number from the start."""
+    data, results = make_data(rng), []
+    for first, second in ((30, 90), (30, 30), (90, 90)):
+        model = make_model(Gaussian(0.04), first)
+        optimizer = gpn.FunctionalMirrorDescent(natural=natural, step_size=1.0, learning_rate=0.1)
+        optimizer.minimize(model, data)
+        model.num_data = second
+        optimizer.minimize(model, data)
+        if natural:
+            optimizer.polish([tuple(map(tf.constant, data))])
+        results.append(weights(model)[0])
+    assert not np.allclose(results[0], results[1], rtol=1e-3)
+    if natural:
+        np.testing.assert_allclose(results[0], results[2], rtol=1e-8)
 
 
 def test_freezing_and_unfreezing_between_steps(rng):

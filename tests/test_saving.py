@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import gpflow_gpnet as gpn
+from gpflow_gpnet.saving import named_variables
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(-1.0, 1.0, size=(40, 1))
@@ -190,3 +191,49 @@ def test_other_models_can_be_saved(tmp_path: Path) -> None:
     loaded = gpn.load(tmp_path / "model")
     assert loaded.optimizer is None
     tf.debugging.assert_equal(loaded.predict_f(XNEW)[1], model.predict_f(XNEW)[1])
+
+
+def test_arrays_alone_go_into_a_model_built_by_the_same_code(tmp_path: Path) -> None:
+    model, other = make_model(), make_model()
+    train(model, 2)
+    gpn.save_arrays(model, tmp_path / "arrays.npz")
+    assert not np.allclose(other.predict_f(XNEW)[0], model.predict_f(XNEW)[0])
+    gpn.load_into(other, tmp_path / "arrays.npz")
+    tf.debugging.assert_equal(other.predict_f(XNEW)[1], model.predict_f(XNEW)[1])
+    tf.debugging.assert_equal(other.predict_f(XNEW)[0], model.predict_f(XNEW)[0])
+    train(other, 2)  # an optimiser of its own
+
+
+def test_arrays_of_another_model_leave_it_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "arrays.npz"
+    kernel = gpflow.kernels.Matern52()
+    bigger = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), gpn.RFE(kernel, 1, 7), num_data=40)
+    gpn.save_arrays(bigger, path)
+    model = make_model()
+    before = gpflow.utilities.read_values(model)
+    with pytest.raises(ValueError, match=r"arrays\.npz does not fit this GPNet: .*float64 \["):
+        gpn.load_into(model, path)
+    gpn.save_arrays(kernel, path)
+    with pytest.raises(ValueError, match=r"does not fit this GPNet: it has no model/inference"):
+        gpn.load_into(model, path)
+    model.save(path)
+    with pytest.raises(ValueError, match=r"arrays\.npz cannot be loaded: it is damaged or no file"):
+        gpn.load_into(model, path)
+    for name, value in gpflow.utilities.read_values(model).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_variables_have_the_names_of_their_attributes() -> None:
+    kernel = gpflow.kernels.SquaredExponential() + gpflow.kernels.White()
+    models = [
+        make_model(),
+        gpflow.models.SVGP(kernel, gpflow.likelihoods.Gaussian(), XNEW),
+        gpn.GPNet(kernel.kernels[0], gpflow.likelihoods.Gaussian(), gpn.BNN((3,), input_dim=1)),
+    ]
+    for model in models:
+        named = named_variables(model)
+        assert {id(v) for v in named.values()} == {id(v) for v in model.variables}
+        assert list(named) == list(named_variables(deepcopy(model)))
+    assert {"q_mu", "likelihood/variance", "kernel/kernels/0/lengthscales"} <= set(
+        named_variables(models[1])
+    )
