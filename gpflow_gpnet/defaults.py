@@ -162,14 +162,14 @@ def defaults(
 
 
 def _start_lengthscales(kernel: Kernel, input_dim: int) -> None:
-    """From √D, half the mean square distance of scaled inputs, where they are GPflow's 1.
+    """From √D, where they are GPflow's 1: the mean square distance of scaled inputs is 2 D.
 
-    From 1 and in ten dimensions all rows are far apart, and duplicated ones, which have the same
+    From 1 and in ten dimensions all rows start far apart, and duplicated ones, which have the same
     target, can lead the marginal likelihood's maximum to no noise and no correlation.
     """
     for part in getattr(kernel, "kernels", [kernel]):
         lengthscales = getattr(part, "lengthscales", None)
-        if isinstance(lengthscales, gpflow.Parameter) and np.all(lengthscales.numpy() == 1.0):
+        if isinstance(lengthscales, gpflow.Parameter) and np.allclose(lengthscales, 1.0):
             lengthscales.assign(np.full(lengthscales.shape, np.sqrt(input_dim)))
 
 

@@ -116,14 +116,15 @@ def test_few_rows_of_a_gaussian_likelihood_give_the_exact_gp(rng, monkeypatch):
     np.testing.assert_allclose(model.likelihood.variance, recipe.likelihood.variance, rtol=0.02)
 
 
-def test_duplicated_rows_do_not_lead_to_no_noise(rng):
-    """In ten dimensions from lengthscales 1 the fit ends at noise 1e-6, correlating nothing."""
-    X = rng.normal(size=(60, 10))
-    Y = np.sin(X[:, :1]) + 0.5 * rng.normal(size=(60, 1))
-    X, Y = np.tile(X, [2, 1]), np.tile(Y, [2, 1])
-    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(10))
+def test_duplicated_rows_do_not_lead_to_no_noise():
+    """From lengthscales 1 in five dimensions the fit ends at noise 1e-6, and at no correlation."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(150, 5))
+    Y = np.sin(X[:, :1]) + 0.5 * rng.normal(size=(150, 1))
+    X, Y = np.vstack([X, X[:50]]), np.vstack([Y, Y[:50]])
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(5))
     recipe = gpn.defaults(kernel, X, Y)
-    assert recipe.likelihood.variance.numpy() > 0.05
+    assert 0.2 < recipe.likelihood.variance.numpy() < 0.45  # the truth is .36 of var Y
     np.testing.assert_allclose(kernel.lengthscales, 1.0)
 
 
