@@ -220,6 +220,7 @@ def fit(
     score = _compiled_score(model)
     started = time.perf_counter() - (0.0 if saved is None else float(saved[0]["seconds"]))
     losses: list[tf.Tensor] = []
+    shapes = None if saved is None else saved[0].get("shapes")
 
     # disable=None: no bar where nobody watches (not a terminal); leave=None: an inner one goes.
     with tqdm(
@@ -228,6 +229,10 @@ def fit(
         for step in range(first, num_steps):
             batch, number, last = source(before + step), step + 1, step + 1 == num_steps
             rest = () if held is None else (_held_out_batch(held, seed, before + step),)
+            if shapes is None:
+                shapes = [values.shape.as_list() for values in batch]
+            elif step == first:
+                _trace(train_step, shapes, batch, *rest)
             validating = validation is not None and (number % validate_every == 0 or last)
             saving = checkpoints is not None and (number % checkpoint_every == 0 or last)
             row = {}
@@ -256,7 +261,7 @@ def fit(
                 seconds, loss = time.perf_counter() - started, _mean_loss(losses, number)
                 history.append(step=number, seconds=seconds, loss=loss)
             if state is not None and checkpoints is not None and (saving or stopping):
-                checkpoints.save(*state.gather(number, seed, time.perf_counter() - started))
+                checkpoints.save(*state.gather(number, seed, time.perf_counter() - started, shapes))
             if stopping:
                 break
     for callback in callbacks:
@@ -344,6 +349,18 @@ def _held_out_batch(held: ArrayBatches, seed: int, step: int) -> RegressionData:
     number = min(_HELD_OUT_ROWS, held.num_rows)
     rows = np.random.default_rng([seed, step, 1]).choice(held.num_rows, number, replace=False)
     return held.rows(rows)
+
+
+def _trace(
+    step: Any, shapes: list[list[int]], batch: RegressionData, *rest: RegressionData
+) -> None:
+    """Trace a step for the shapes that it saw first, before others give a trace without shapes.
+
+    Which traces there are decides the last bits of the results.
+    """
+    if hasattr(step, "get_concrete_function"):
+        specs = [tf.TensorSpec(s, values.dtype) for s, values in zip(shapes, batch, strict=True)]
+        step.get_concrete_function(tuple(specs), *rest)
 
 
 def _checked(model: BayesianModel, data: Any) -> RegressionData:
