@@ -195,8 +195,8 @@ def fit(
         seed = optimizer.seed
     else:
         seed = int(np.random.default_rng().integers(2**31 - 1))
-    # The chief's, where seeds are drawn. (tf.random's need not agree: no step draws from it.)
-    seed = int(replicas.from_chief([tf.constant(seed, tf.int64)])[0])
+    if replicas.in_several_processes:
+        seed = int(replicas.from_chief([tf.constant(seed, tf.int64)])[0])
     if made and mirror:
         optimizer.seed = seed
 

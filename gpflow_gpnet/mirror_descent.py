@@ -300,7 +300,6 @@ class FunctionalMirrorDescent(tf.Module):
         unfreezing and new data between steps work: ask again after ``set_trainable`` and after
         ``model.num_data`` has changed.
         """
-        replicas = self._replicas(strategy)
         noise = self._noise_rule(held_out)
         network_variables, hyper_variables = self._variables(noise)
         key = (
@@ -315,7 +314,7 @@ class FunctionalMirrorDescent(tf.Module):
             self._hyper_adam._create_all_weights(hyper_variables)
             # reduce_retracing: a second batch size gives a second, shape-free trace, and no third.
             self._compiled.step[key] = tf.function(
-                partial(self._step, noise, replicas),
+                partial(self._step, noise, self._replicas(strategy)),
                 autograph=False,
                 reduce_retracing=True,
                 jit_compile=self.jit_compile,
@@ -351,9 +350,9 @@ class FunctionalMirrorDescent(tf.Module):
         """
         if not self.takes_natural_steps:
             raise ValueError("polish needs natural steps.")
-        replicas = self._replicas(strategy)
         traced_for = _traced_num_data(self._model), id(strategy)
         if not self._compiled.polish or self._compiled.polish["traced_for"] != traced_for:
+            replicas = self._replicas(strategy)
             self._compiled.polish = {
                 name: tf.function(
                     partial(function, replicas), autograph=False, reduce_retracing=True

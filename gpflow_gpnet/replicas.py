@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 
-__all__ = ["WHOLE", "Replicas", "Share"]
+__all__ = ["Replicas", "Share", "WHOLE"]
 
 
 class Share:
