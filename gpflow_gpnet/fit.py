@@ -16,7 +16,7 @@ from gpflow.models import SVGP, BayesianModel, ExternalDataTrainingLossMixin
 from gpflow.utilities import parameter_dict
 from tqdm.auto import tqdm
 
-from .batches import ArrayBatches, StreamBatches
+from .batches import ArrayBatches, StreamBatches, held_out_rows, num_held_out
 from .callbacks import Callback, EarlyStopping
 from .checkpoints import Checkpoints, TrainingState
 from .checks import check_batch, to_tensors
@@ -33,7 +33,6 @@ from .step_sizes import InverseSqrt
 
 __all__ = ["fit"]
 
-HELD_OUT_LIMIT = 2000
 _LEARNING_RATE = InverseSqrt(0.01, 0.05)
 """Falls whatever ``num_steps`` is, so that training in two goes ends where one does."""
 _HELD_OUT_ROWS = 256
@@ -381,7 +380,7 @@ def _sources(
     ):
         if not 0.0 < fraction < 1.0:
             raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")
-        number = min(int(np.ceil(fraction * total)), HELD_OUT_LIMIT)
+        number = num_held_out(total, fraction)
         if number >= total:
             raise ValueError(
                 f'noise="held-out" needs rows to hold out, but the data have {total}: '
@@ -397,9 +396,8 @@ def _sources(
     arrays = ArrayBatches(data, batch_size, seed)
     if not number:
         return arrays, arrays, None
-    order = np.random.default_rng([seed, 2**31]).permutation(total)
-    training = ArrayBatches(arrays.rows(np.sort(order[number:])), batch_size, seed)
-    return training, arrays, ArrayBatches(arrays.rows(order[:number]), number, seed)
+    training, held = (arrays.rows(part) for part in held_out_rows(total, number, seed))
+    return ArrayBatches(training, batch_size, seed), arrays, ArrayBatches(held, number, seed)
 
 
 def _is_arrays(data: Any) -> bool:
