@@ -200,8 +200,8 @@ def main(folder: Path, names: list[str]) -> None:
             results |= {f"{name}/one": CASES[name](None), f"{name}/all": CASES[name](STRATEGY)}
         else:
             results[name] = globals()[name]()
+        np.savez(folder / f"{INDEX}.npz", **results)
         print(name, flush=True)
-    np.savez(folder / f"{INDEX}.npz", **results)
 
 
 if __name__ == "__main__":

@@ -286,3 +286,24 @@ def test_processes_stop_together(processes):
 def test_processes_with_different_data_are_refused(processes):
     for results in processes:
         assert "Processes differ in data" in str(results["differ_in_data"])
+
+
+# ------------------------------------------------------------------ the launch example
+
+
+@pytest.mark.slow
+def test_the_launch_example_gives_the_same_with_one_and_two_processes():
+    lines = []
+    for processes in (1, 2):
+        command = [str(ROOT / "examples" / "several_processes.py"), "--steps", "3"]
+        done = subprocess.run(
+            [sys.executable, *command, "--processes", str(processes)],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=900,
+        )
+        lines += [line for line in done.stdout.splitlines() if line.startswith("replicas")]
+    assert [line.split(",")[0] for line in lines] == ["replicas 1", "replicas 2"]
+    assert len({line.partition(",")[2] for line in lines}) == 1
