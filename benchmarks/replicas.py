@@ -4,7 +4,8 @@
 
 Processes are pinned by taskset and talk over the loopback address. "Same batch": efficiency is the
 single process's time over twice that of the two. "Same batch each": two processes take a batch
-twice as large, and efficiency is the single one's time over theirs.
+twice as large, and efficiency is the single one's time over theirs: for gradient steps no measure,
+since their joint algebra is cubic in the batch.
 """
 
 from __future__ import annotations
