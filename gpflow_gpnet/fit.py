@@ -564,7 +564,9 @@ def _build(optimizer: Any, variables: list[tf.Variable]) -> None:
 
 def _compiled_score(model: BayesianModel) -> Callable[[RegressionData], float]:
     """Mean negative log predictive density, nats per datum, in bounded memory."""
-    density = tf.function(lambda X, Y: model.predict_log_density((X, Y)), reduce_retracing=True)
+    density = tf.function(
+        lambda X, Y: model.predict_log_density((X, Y)), autograph=False, reduce_retracing=True
+    )
 
     def score(data: RegressionData) -> float:
         X, Y = data
