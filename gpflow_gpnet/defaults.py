@@ -22,7 +22,7 @@ from .checks import check_shape, to_tensors
 from .fit import fit
 from .gpnet import GPNet
 from .history import History
-from .hyperparameters import fit_hyperparameters
+from .hyperparameters import fit_from_starts
 from .inference_networks import (
     RFE,
     AdaptiveBasis,
@@ -149,8 +149,7 @@ def defaults(
     scaling = Scaling.from_data((X, Y), targets=scales_targets)
     data = to_tensors((X, Y), likelihood)
     if isinstance(base_likelihood(likelihood), Gaussian):
-        _start_lengthscales(kernel, np.shape(X)[1])
-        fit_hyperparameters(
+        fit_from_starts(
             kernel,
             likelihood,
             scaling(data, likelihood),
@@ -159,18 +158,6 @@ def defaults(
         )
         gpflow.set_trainable(kernel, False)
     return Recipe(kernel, likelihood, mean_function, scaling, data, seed)
-
-
-def _start_lengthscales(kernel: Kernel, input_dim: int) -> None:
-    """From √D, where they are GPflow's 1: the mean square distance of scaled inputs is 2 D.
-
-    From 1 and in ten dimensions all rows start far apart, and duplicated ones, which have the same
-    target, can lead the marginal likelihood's maximum to no noise and no correlation.
-    """
-    for part in getattr(kernel, "kernels", [kernel]):
-        lengthscales = getattr(part, "lengthscales", None)
-        if isinstance(lengthscales, gpflow.Parameter) and np.allclose(lengthscales, 1.0):
-            lengthscales.assign(np.full(lengthscales.shape, np.sqrt(input_dim)))
 
 
 @dataclass(eq=False)

@@ -5,16 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from gpflow import Parameter
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Gaussian, Likelihood
 from gpflow.mean_functions import MeanFunction
 from gpflow.models import GPR
 from gpflow.optimizers import Scipy
+from gpflow.utilities import multiple_assign, parameter_dict
 
 from .checks import to_tensors
 from .likelihoods import base_likelihood
 
-__all__ = ["fit_hyperparameters"]
+__all__ = ["fit_from_starts", "fit_hyperparameters"]
+
+_NO_NOISE = 1e-5
+"""Of scaled targets; GPflow's least variance is 1e-6."""
 
 
 def fit_hyperparameters(
@@ -55,3 +60,27 @@ def fit_hyperparameters(
     Scipy().minimize(
         model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
     )
+
+
+def fit_from_starts(kernel: Kernel, likelihood: Likelihood, data: Any, **settings: Any) -> None:
+    """:func:`fit_hyperparameters` where no start is known, of a kernel about scaled inputs.
+
+    From lengthscales √D, since the mean square distance of scaled inputs is 2 D: from 1 and in ten
+    dimensions all rows start far apart, and repeated ones can lead to a maximum with no noise and
+    no correlation. Where that ends without noise, for it has gone astray, from the ones given.
+    """
+    modules = kernel, likelihood
+    given = [
+        {name: parameter.numpy() for name, parameter in parameter_dict(module).items()}
+        for module in modules
+    ]
+    for part in getattr(kernel, "kernels", [kernel]):
+        lengthscales = getattr(part, "lengthscales", None)
+        if isinstance(lengthscales, Parameter) and np.allclose(lengthscales, 1.0):
+            lengthscales.assign(np.full(lengthscales.shape, np.sqrt(np.shape(data[0])[1])))
+    fit_hyperparameters(kernel, likelihood, data, **settings)
+    noise = base_likelihood(likelihood).variance
+    if isinstance(noise, Parameter) and noise.numpy() < _NO_NOISE:
+        for module, values in zip(modules, given, strict=True):
+            multiple_assign(module, values)
+        fit_hyperparameters(kernel, likelihood, data, **settings)
