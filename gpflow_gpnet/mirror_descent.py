@@ -19,7 +19,7 @@ from gpflow.likelihoods import Gaussian
 from . import gaussians
 from .gpnet import GPNet
 from .inference_networks import FullGaussian, LinearNetwork
-from .likelihoods import base_likelihood, observed, row_weights
+from .likelihoods import KnownNoise, base_likelihood, observed, row_weights
 from .step_sizes import InverseSqrt, Schedule, as_schedule
 
 __all__ = ["FunctionalMirrorDescent"]
@@ -31,6 +31,10 @@ _POLISH_DRAWS = 32
 
 _REFINEMENTS = 2
 """Conjugate-gradient iterations on the weights' mean between factorisations."""
+
+
+_SITE_ITERATIONS = 20
+"""For new rows' sites to reach their fixed point: half steps, 1e-6 of the first gap is left."""
 
 
 _ROWS_TO_SPARE = 1000
@@ -145,7 +149,7 @@ class FunctionalMirrorDescent(tf.Module):
         self._hyper_adam = self._new_adam(self.hyper_learning_rate)
         self._built_for: GPNet | None = None
         # In a namespace, since tf.Module would track a plain dict and refuse to save its keys.
-        self._compiled = SimpleNamespace(step={}, polish={}, unpickled=None)
+        self._compiled = SimpleNamespace(step={}, polish={}, absorb=None, unpickled=None)
 
     def _new_adam(self, schedule: Schedule) -> Any:
         # The legacy class makes slots for variables it has not seen, so unfreezing goes on.
@@ -344,6 +348,68 @@ class FunctionalMirrorDescent(tf.Module):
             shift / rows + correction[1] / max(draws, 1),
         )
 
+    def absorb(self, rows: RegressionData, iterations: int | None = None) -> None:
+        r"""Bayes' rule for new rows alone: the weights' posterior so far is their prior.
+
+        :math:`Λ ← Λ + Φ^\top R^{-1} Φ, θ ← θ + Φ^\top R^{-1} y`, and ``num_data`` grows by the
+        number of rows; old rows are not needed. For Gaussian noise this is exact: in any chunks and
+        any order the posterior of all rows at once. For other likelihoods the new rows' sites are
+        iterated to their fixed point with the old posterior held, and sites of old rows stay
+        (streaming variational Bayes, Broderick et al. 2013; Bui, Nguyen and Turner 2017).
+
+        It holds for the features, hyperparameters, noise and :attr:`GPNet.scaling` that the old
+        rows were absorbed with, so nothing but the weights may have moved since: ``fit`` ends
+        that way, by polishing; single steps do not. The prior correction stays that of the old
+        rows' measurement points. A model at the prior, which has seen no row, starts from N(0, I),
+        without the correction, and counts its rows from 0.
+
+        >>> optimizer = gpn.FunctionalMirrorDescent()
+        >>> history = gpn.fit(
+        ...     model, (X, Y), optimizer=optimizer, num_steps=3, seed=0, progress=False
+        ... )
+        >>> optimizer.absorb((X + 1.0, np.sin(X + 1.0)))  # 20 rows more
+        >>> model.num_data
+        40
+
+        :param rows: X [B, D] and Y [B, P] (and row data), new ones, all at once in memory with
+            their features [B, F].
+        :param iterations: of the sites; by default 1 for Gaussian noise and 20 for others.
+        :raises ValueError: before :meth:`build`, if steps are not natural, if all of the weights'
+            Gaussian is frozen, or for data that do not fit the model.
+        """
+        model = self._model
+        if not self.takes_natural_steps:
+            raise ValueError(
+                "absorb needs natural steps, of a network linear in its weights with a full "
+                f"covariance, got {type(model.inference_network).__name__}."
+            )
+        if all(_frozen(model.inference_network)):
+            raise ValueError("absorb needs q_mu or q_sqrt to be trainable, but both are frozen.")
+        if iterations is not None and iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}.")
+        X, Y = model.checked(rows)
+        at_prior = not float(model.inference_network.prior_kl()) > 0.0
+        if at_prior:
+            model.initialise(X)
+        if iterations is None:
+            exact = isinstance(base_likelihood(model.likelihood), (Gaussian, KnownNoise))
+            iterations = 1 if exact else _SITE_ITERATIONS
+        if self._compiled.absorb is None:
+            self._compiled.absorb = tf.function(
+                self._evidence, autograph=False, reduce_retracing=True
+            )
+        old_precision, old_shift = self._natural_parameters.present()
+        for iteration in range(iterations):
+            precision, shift = self._compiled.absorb(X, Y)
+            # Damped from the second on, since sites found far from their fixed point overshoot.
+            beta = 1.0 if iteration == 0 else 0.5
+            self._natural_parameters.mix(beta, old_precision + precision, old_shift + shift)
+        total = int(X.shape[0]) + (0 if at_prior else model.num_data)
+        if isinstance(model.num_data, tf.Variable):
+            model.num_data.assign(tf.cast(total, model.num_data.dtype))
+        else:
+            model.num_data = total
+
     # ------------------------------------------------------------------ the compiled step
 
     def holds_out(self, model: GPNet, rows: int) -> bool:
@@ -440,7 +506,8 @@ class FunctionalMirrorDescent(tf.Module):
                 loss += model.prior_correction(measured, factors, offset)
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
         site = _site(network.weights.mean(rows), d_mean, d_variance)
-        precision, shift = _target_parameters(rows, site)
+        precision, shift = _site_parameters(rows, site)
+        precision = _plus_prior(precision)
         if factors is not None:
             correction = _correction_parameters(measured, factors, offset)
             precision, shift = precision + correction[0], shift + correction[1]
@@ -452,16 +519,21 @@ class FunctionalMirrorDescent(tf.Module):
 
     def _target(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Natural parameters that a natural step with β = 1 moves to, features frozen."""
+        precision, shift = self._evidence(X, Y)
+        scale = self._model.likelihood_scale(X)
+        return _plus_prior(scale * precision), scale * shift
+
+    def _evidence(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Natural parameters of the rows' own sites, features frozen."""
         model, network = self._model, self._model.inference_network
         X, Y = model.scaled((X, Y))
         rows = network.latent_features(X)
         mean, variance = network.marginals(rows, X)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([mean, variance])
-            fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
-            loss = -fit
+            loss = -model.expected_log_likelihood(X, mean, variance, Y)
         site = _site(network.weights.mean(rows), *tape.gradient(loss, [mean, variance]))
-        return _target_parameters(rows, site)
+        return _site_parameters(rows, site)
 
     def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         model, network = self._model, self._model.inference_network
@@ -633,13 +705,17 @@ def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _
     return _Site(precision, precision * mean - d_mean)
 
 
-def _target_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.Tensor]:
-    """I + Φᵀ R⁻¹ Φ [L, F, F] and Φᵀ R⁻¹ y [L, F] of features [K, B, F]."""
+def _site_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.Tensor]:
+    """Φᵀ R⁻¹ Φ [L, F, F] and Φᵀ R⁻¹ y [L, F] of features [K, B, F]."""
     weighted = tf.transpose(tf.sqrt(site.precision))[..., None] * features  # [L, B, F]
     precision = tf.matmul(weighted, weighted, transpose_a=True)
-    precision = gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]))
     shift = tf.matmul(features, tf.transpose(site.shift)[..., None], transpose_a=True)
     return precision, shift[..., 0]
+
+
+def _plus_prior(precision: tf.Tensor) -> tf.Tensor:
+    """I + precision [L, F, F]."""
+    return gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]))
 
 
 def _correction_parameters(
@@ -694,6 +770,14 @@ class _NaturalParameters(tf.Module):
         mean = tf.transpose(self._network.q_mu)[..., None]
         return precision, tf.matmul(precision, mean)[..., 0]
 
+    def present(self, unchanged: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Λ and θ of q_mu and q_sqrt as they are now."""
+        if unchanged is None:
+            unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
+        return tf.cond(
+            unchanged, lambda: (self.precision.value(), self.shift.value()), self._read
+        )
+
     def mix(
         self,
         beta: tf.Tensor | float,
@@ -710,9 +794,7 @@ class _NaturalParameters(tf.Module):
         if mean_stays and root_stays:
             return
         unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
-        old_precision, old_shift = tf.cond(
-            unchanged, lambda: (self.precision.value(), self.shift.value()), self._read
-        )
+        old_precision, old_shift = self.present(unchanged)
         beta = tf.cast(beta, precision.dtype)
         new_precision = old_precision
         new_shift = (1.0 - beta) * old_shift + beta * shift
