@@ -388,9 +388,8 @@ class FunctionalMirrorDescent(tf.Module):
         if iterations is not None and iterations < 1:
             raise ValueError(f"iterations must be at least 1, got {iterations}.")
         X, Y = model.checked(rows)
-        at_prior = not float(model.inference_network.prior_kl()) > 0.0
-        if at_prior:
-            model.initialise(X)
+        seen = (model.num_data or 0) if model.inference_network.is_trained else 0
+        model.initialise(X)
         if iterations is None:
             exact = isinstance(base_likelihood(model.likelihood), (Gaussian, KnownNoise))
             iterations = 1 if exact else _SITE_ITERATIONS
@@ -404,7 +403,7 @@ class FunctionalMirrorDescent(tf.Module):
             # Damped from the second on, since sites found far from their fixed point overshoot.
             beta = 1.0 if iteration == 0 else 0.5
             self._natural_parameters.mix(beta, old_precision + precision, old_shift + shift)
-        total = int(X.shape[0]) + (0 if at_prior else model.num_data)
+        total = int(X.shape[0]) + seen
         if isinstance(model.num_data, tf.Variable):
             model.num_data.assign(tf.cast(total, model.num_data.dtype))
         else:
@@ -774,9 +773,7 @@ class _NaturalParameters(tf.Module):
         """Λ and θ of q_mu and q_sqrt as they are now."""
         if unchanged is None:
             unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
-        return tf.cond(
-            unchanged, lambda: (self.precision.value(), self.shift.value()), self._read
-        )
+        return tf.cond(unchanged, lambda: (self.precision.value(), self.shift.value()), self._read)
 
     def mix(
         self,

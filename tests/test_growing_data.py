@@ -170,6 +170,26 @@ def test_frozen_mean_stays_while_the_covariance_absorbs(rng):
     np.testing.assert_allclose(root, expected, atol=1e-8)
 
 
+def test_targets_of_zero_are_data_too(rng):
+    """They leave the mean at 0: training that goes on must not centre the network anew."""
+    X = rng.uniform(1, 2, size=(20, 1))
+    model = make_model(Gaussian(0.04), 20)
+    gpn.fit(model, (X, np.zeros_like(X)), num_steps=2, seed=0, progress=False)
+    center = model.inference_network.center.numpy()
+    np.testing.assert_allclose(center, X.mean(axis=0))
+    assert not model.inference_network.q_mu.numpy().any()
+    assert model.inference_network.is_trained
+    model.optimizer.absorb((X[:5] + 7.0, np.ones([5, 1])))
+    np.testing.assert_array_equal(model.inference_network.center, center)
+    assert model.num_data == 25
+
+
+@pytest.mark.parametrize("covariance", ["full", "diag", "kronecker", 2])
+@pytest.mark.usefixtures("float_type")
+def test_a_new_network_is_not_trained(covariance):
+    assert not gpn.RFE(RBF(), 1, 300, covariance).is_trained
+
+
 def test_what_cannot_be_absorbed_is_refused(rng):
     X, Y = make_data(rng)
     optimizer = gpn.FunctionalMirrorDescent()

@@ -227,7 +227,7 @@ def test_a_file_made_to_run_code_is_refused_and_runs_none(tmp_path: Path) -> Non
     """Arrays of a model in which one has become an object that acts when it is unpickled."""
 
     class Trap:
-        def __reduce__(self) -> Any:
+        def __reduce__(self) -> tuple:
             return os.mkdir, (str(tmp_path / "sprung"),)
 
     model, path = make_model(), tmp_path / "arrays.npz"
