@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -35,6 +36,10 @@ _REFINEMENTS = 2
 
 _SITE_ITERATIONS = 20
 """For new rows' sites to reach their fixed point: half steps, 1e-6 of the first gap is left."""
+
+
+_ROUNDED_PRIOR = 0.5
+"""Rounding of Λ, in units of the prior's precision, from which on variances are wrong."""
 
 
 _ROWS_TO_SPARE = 1000
@@ -347,6 +352,7 @@ class FunctionalMirrorDescent(tf.Module):
             precision / rows + correction[0] / max(draws, 1),
             shift / rows + correction[1] / max(draws, 1),
         )
+        self._natural_parameters.warn_of_rounding()
 
     def absorb(self, rows: RegressionData, iterations: int | None = None) -> None:
         r"""Bayes' rule for new rows alone: the weights' posterior so far is their prior.
@@ -403,6 +409,7 @@ class FunctionalMirrorDescent(tf.Module):
             # Damped from the second on, since sites found far from their fixed point overshoot.
             beta = 1.0 if iteration == 0 else 0.5
             self._natural_parameters.mix(beta, old_precision + precision, old_shift + shift)
+        self._natural_parameters.warn_of_rounding()
         total = int(X.shape[0]) + seen
         if isinstance(model.num_data, tf.Variable):
             model.num_data.assign(tf.cast(total, model.num_data.dtype))
@@ -810,6 +817,20 @@ class _NaturalParameters(tf.Module):
             fresh = tf.logical_and(unchanged, self.age <= staleness)
             tf.cond(fresh, self._refine_mean, self._factorise)
         self.fingerprint.assign(self._fingerprint())
+
+    def warn_of_rounding(self) -> None:
+        """Say so where Λ = I + … is so large that its float type does not hold the prior's I."""
+        largest = float(tf.reduce_max(tf.linalg.diag_part(self.precision)))
+        if largest * np.finfo(self.precision.dtype.as_numpy_dtype).eps > _ROUNDED_PRIOR:
+            name = self.precision.dtype.name
+            warnings.warn(
+                f"The weights' precision has entries of {largest:.2g}, beside which {name} rounds "
+                "the prior's 1 away: predicted variances may be wrong. The noise variance is tiny "
+                "for the kernel's variance and the number of rows: scale the targets, raise it, or "
+                "use float64.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _times_mean(self, matrix: tf.Tensor) -> tf.Tensor:
         return tf.matmul(matrix, tf.transpose(self._network.q_mu)[..., None])[..., 0]
