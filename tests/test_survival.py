@@ -72,6 +72,25 @@ def test_the_plain_case_is_compared_with_the_exact_posterior(network):
     assert fuzz.run(replace(PLAIN, network=network)) == fuzz.Outcome("survived", checked=True)
 
 
+FOUND = {
+    "inputs far from 0": dict(network="InducingFeatures", pathologies=("inputs + 1e6",)),
+    "and in float32": dict(
+        network="InducingFeatures", pathologies=("inputs + 1e6",), dtype="float32"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_the_campaign_found_is_right_now(name):
+    assert fuzz.run(replace(PLAIN, **FOUND[name])) == fuzz.Outcome("survived", checked=True)
+
+
+@pytest.mark.parametrize("network", ["RFE", "InducingFeatures"])
+def test_a_prior_that_rounding_swallows_is_warned_of(network):
+    outcome = fuzz.run(replace(PLAIN, network=network, variance=1e6, noise=1e-3, dtype="float32"))
+    assert outcome.kind == "warned" and "float32 rounds the prior's 1 away" in outcome.message
+
+
 def faulty(name, change):
     """A function of the package whose result is changed."""
     right = getattr(gaussians, name)
