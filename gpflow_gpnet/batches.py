@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 
-__all__ = ["ArrayBatches", "Batches", "StreamBatches"]
+__all__ = ["ArrayBatches", "Batches", "StreamBatches", "held_out_rows", "num_held_out"]
+
+HELD_OUT_LIMIT = 2000
 
 
 class Batches(abc.ABC):
@@ -98,3 +100,14 @@ class StreamBatches(Batches):
                 f"data ended after {step} batches and cannot be begun again: give a Dataset (with "
                 "repeat()), a list of batches, or an iterator of at least num_steps batches."
             ) from None
+
+
+def num_held_out(total: int, fraction: float = 0.1) -> int:
+    """How many rows are kept out of training to learn from them what it cannot tell."""
+    return min(int(np.ceil(fraction * total)), HELD_OUT_LIMIT)
+
+
+def held_out_rows(total: int, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the rows that stay, in order, and of those held out, at random."""
+    order = np.random.default_rng([seed, 2**31]).permutation(total)
+    return np.sort(order[number:]), order[:number]

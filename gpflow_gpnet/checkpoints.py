@@ -130,13 +130,14 @@ class TrainingState:
         }
 
     def gather(
-        self, step: int, seed: int, seconds: float
+        self, step: int, seed: int, seconds: float, shapes: list[list[int]] | None = None
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays of a checkpoint.
 
         :param step: steps done.
         :param seed: of the batches.
         :param seconds: that training has taken.
+        :param shapes: of the first batch.
         """
         numpy_state, tensorflow = np.random.get_state(legacy=False), _global_generator()
         arrays = {name: np.asarray(variable) for name, variable in self._variables().items()}
@@ -150,6 +151,7 @@ class TrainingState:
             "step": step,
             "seed": seed,
             "seconds": seconds,
+            "shapes": shapes,
             "history": self._history.rows,
             "numpy": numpy_state,
         }

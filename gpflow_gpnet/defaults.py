@@ -11,18 +11,25 @@ from typing import Any
 import gpflow
 import numpy as np
 import tensorflow as tf
-from gpflow.base import RegressionData
+from gpflow.base import AnyNDArray, RegressionData
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Gaussian, Likelihood, StudentT
 from gpflow.mean_functions import MeanFunction
 
+from .batches import held_out_rows, num_held_out
 from .callbacks import TimeLimit
 from .checks import check_shape, to_tensors
-from .fit import HELD_OUT_LIMIT, fit
+from .fit import fit
 from .gpnet import GPNet
 from .history import History
 from .hyperparameters import fit_hyperparameters
-from .inference_networks import RFE, AdaptiveBasis, InferenceNetwork
+from .inference_networks import (
+    RFE,
+    AdaptiveBasis,
+    InducingFeatures,
+    InferenceNetwork,
+    LinearNetwork,
+)
 from .likelihoods import base_likelihood
 from .mirror_descent import FunctionalMirrorDescent
 from .scaling import Scaling
@@ -33,11 +40,16 @@ __all__ = ["Candidate", "Recipe", "defaults"]
 
 BATCH_SIZE = 500
 FEW_ROWS = 1000
-"""With fewer rows the posterior is near the exact GP's, and candidates are about that."""
+"""With fewer rows each of them is an inducing input, which is the exact GP."""
 
 _EPOCHS = 200
 _STEPS = (400, 6000)
+_STEPS_OF_WEIGHTS = 20
+"""Where natural steps have nothing but the weights to learn; the exact pass at the end does it."""
 _TIMED_STEPS = 10
+
+MakeNetwork = Callable[[Kernel, AnyNDArray, int, int], InferenceNetwork]
+"""From the prior's kernel, scaled inputs [N, D], L and a seed."""
 
 
 @dataclass(frozen=True)
@@ -45,45 +57,60 @@ class Candidate:
     """A network and how it is trained.
 
     >>> from gpflow_gpnet.defaults import FEW
-    >>> FEW[0].name, FEW[0].network(kernel, 1, 1, 0).features(X).shape  # of kernel, D, L and a seed
-    ('random features', TensorShape([20, 1000]))
+    >>> FEW[0].name, FEW[0].network(kernel, X, 1, 0).features(X).shape  # of kernel, X, L, a seed
+    ('inducing features', TensorShape([20, 20]))
     """
 
     name: str
-    network: Callable[[Kernel, int, int, int], InferenceNetwork]
-    """From the prior's kernel, D, L and a seed."""
+    network: MakeNetwork
     learning_rate: float
     prior_correction: bool
     max_steps: int = _STEPS[1]
 
 
-def _basis(**settings: Any) -> Callable[[Kernel, int, int, int], InferenceNetwork]:
-    return lambda kernel, input_dim, num_latent_gps, seed: AdaptiveBasis(
-        kernel=kernel, input_dim=input_dim, num_latent_gps=num_latent_gps, seed=seed, **settings
+def _basis(**settings: Any) -> MakeNetwork:
+    return lambda kernel, X, num_latent_gps, seed: AdaptiveBasis(
+        kernel=kernel,
+        input_dim=X.shape[1],
+        num_latent_gps=num_latent_gps,
+        seed=seed,
+        **settings,
     )
 
 
-def _random_features(**settings: Any) -> Callable[[Kernel, int, int, int], InferenceNetwork]:
-    return lambda kernel, input_dim, num_latent_gps, seed: RFE(
-        kernel, input_dim, num_latent_gps=num_latent_gps, seed=seed, **settings
+def _warped(kernel: Kernel, X: AnyNDArray, num_latent_gps: int, seed: int) -> RFE:
+    return RFE(
+        kernel,
+        X.shape[1],
+        num_features=200,
+        warp=(100, 100),
+        num_latent_gps=num_latent_gps,
+        seed=seed,
     )
 
 
-_WARPED = _random_features(num_features=200, warp=(100, 100))
+def _inducing(kernel: Kernel, X: AnyNDArray, num_latent_gps: int, seed: int) -> InducingFeatures:
+    rows = np.random.default_rng([seed, 11]).permutation(np.unique(X, axis=0))[:FEW_ROWS]
+    network = InducingFeatures(kernel, rows, num_latent_gps=num_latent_gps)
+    gpflow.set_trainable(network.Z, False)
+    return network
+
+
 _WIDE = {"hidden_units": (256, 256, 256), "activation": "swish", "weight_prior": False}
 
+FEW = (
+    Candidate("inducing features", _inducing, 0.01, False, max_steps=1000),
+    Candidate("warped random features", _warped, 0.01, True),
+)
+"""For few rows: the exact GP in all but name, and one with a warp of the inputs."""
+
 MANY = (
-    Candidate("warped random features", _WARPED, 0.01, False, max_steps=3000),
+    FEW[0],
+    Candidate("warped random features", _warped, 0.01, False, max_steps=3000),
     Candidate("adaptive basis", _basis(hidden_units=(200, 200, 200)), 0.003, False),
     Candidate("free adaptive basis", _basis(**_WIDE), 0.003, False, max_steps=5000),
 )
-"""For many rows: networks that learn features, from the one nearest to the kernel to the freest."""
-
-FEW = (
-    Candidate("random features", _random_features(num_features=500), 0.001, True, max_steps=20),
-    Candidate("warped random features", _WARPED, 0.01, True),
-)
-"""For few rows: the exact GP in all but name, and one with a warp of the inputs."""
+"""For many rows: the kernel's own, then networks that learn features, the freest last."""
 
 
 def defaults(
@@ -100,11 +127,12 @@ def defaults(
     Inputs, and targets of Gaussian and Student-t likelihoods, are scaled inside the model; the
     kernel is about scaled data, and for a Gaussian likelihood its hyperparameters and the noise
     start from an exact GP on at most 1,000 rows. :meth:`Recipe.fit` then trains a few candidate
-    networks and keeps the one that predicts held-out training rows best.
+    networks and keeps the one that predicts held-out training rows best, or one nearer to the
+    kernel that is worse by less than a standard error (Breiman et al. 1984, section 3.4.3).
 
     >>> recipe = gpn.defaults(kernel, X, Y)  # then recipe.fit(seconds=60) and recipe.model
     >>> [candidate.name for candidate in recipe.candidates]
-    ['random features', 'warped random features']
+    ['inducing features', 'warped random features']
 
     :param kernel: the prior's; it is copied.
     :param X: [N, D]; Y: [N, P]; in any units.
@@ -121,6 +149,7 @@ def defaults(
     scaling = Scaling.from_data((X, Y), targets=scales_targets)
     data = to_tensors((X, Y), likelihood)
     if isinstance(base_likelihood(likelihood), Gaussian):
+        _start_lengthscales(kernel, np.shape(X)[1])
         fit_hyperparameters(
             kernel,
             likelihood,
@@ -130,6 +159,18 @@ def defaults(
         )
         gpflow.set_trainable(kernel, False)
     return Recipe(kernel, likelihood, mean_function, scaling, data, seed)
+
+
+def _start_lengthscales(kernel: Kernel, input_dim: int) -> None:
+    """From √D, where they are GPflow's 1: the mean square distance of scaled inputs is 2 D.
+
+    From 1 and in ten dimensions all rows start far apart, and duplicated ones, which have the same
+    target, can lead the marginal likelihood's maximum to no noise and no correlation.
+    """
+    for part in getattr(kernel, "kernels", [kernel]):
+        lengthscales = getattr(part, "lengthscales", None)
+        if isinstance(lengthscales, gpflow.Parameter) and np.allclose(lengthscales, 1.0):
+            lengthscales.assign(np.full(lengthscales.shape, np.sqrt(input_dim)))
 
 
 @dataclass(eq=False)
@@ -170,15 +211,22 @@ class Recipe:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """Those for so many rows, but of these the ones that take the kernel."""
-        few = len(self.data[0]) < FEW_ROWS
-        takes = tuple(each for each in (FEW if few else MANY) if self._takes(each))
-        return takes or MANY[1:]
+        return tuple(each for each in (FEW if self._few else MANY) if self._takes(each))
+
+    @property
+    def _few(self) -> bool:
+        return len(self.data[0]) < FEW_ROWS
+
+    @property
+    def _spares(self) -> bool:
+        """Whether training holds rows out by itself, to learn the noise from."""
+        return not self._few and isinstance(base_likelihood(self.likelihood), Gaussian)
 
     def _takes(self, candidate: Candidate) -> bool:
         if "warped" in candidate.name and not is_stationary(self.kernel):
             return False
         try:
-            self._network(candidate)
+            self._network(candidate, self.kernel)
         except NoSpectralMeasureError:
             return False
         return True
@@ -199,47 +247,36 @@ class Recipe:
         :return: the kept candidate's history.
         """
         end = None if seconds is None else time.perf_counter() + seconds
-        candidates = {candidate.name: candidate for candidate in self.candidates}
-        few = len(self.data[0]) < FEW_ROWS
-        # Training then holds rows out itself, to learn the noise from, and scores them.
-        spares = not few and isinstance(base_likelihood(self.likelihood), Gaussian)
-        training, validation = (self.data, self.data) if spares else self._parts()
-        best: tuple[GPNet, History] | None = None
+        callbacks, candidates, few = tuple(callbacks), self.candidates, self._few
+        number = num_held_out(len(self.data[0]))
+        staying, held = held_out_rows(len(self.data[0]), number, self.seed)
+        validation = self._rows(held)
+        training = self.data if self._spares else self._rows(staying)
+        trained: list[tuple[GPNet, History]] = []
+        log_densities: list[AnyNDArray] = []
 
         def train(candidate: Candidate, data: RegressionData, left: int) -> tuple[GPNet, History]:
             share = None if end is None else max(end - time.perf_counter(), 0.0) / left
-            return self._train(candidate, data, share, progress, tuple(callbacks))
+            return self._train(candidate, data, share, progress, callbacks)
 
-        for index, (name, candidate) in enumerate(candidates.items()):
-            model, history = train(candidate, training, len(candidates) - index + few)
-            self.validation_nlpd[name] = (
-                float(history["validation_nlpd"][-1])
-                if spares
-                else -float(tf.reduce_mean(model.predict_log_density(validation)))
-            )
-            if name == min(self.validation_nlpd, key=self.validation_nlpd.__getitem__):
-                self.network, best = name, (model, history)
-        assert self.network is not None and best is not None  # there is always a candidate
-        if few:  # what was held out returns
-            best = train(candidates[self.network], self.data, 1)
-        self._model, history = best
+        for index, candidate in enumerate(candidates):
+            trained.append(train(candidate, training, len(candidates) - index + few))
+            log_densities.append(trained[-1][0].predict_log_density(validation).numpy())
+            self.validation_nlpd[candidate.name] = -float(np.mean(log_densities[-1]))
+        kept = _nearest_to_best(log_densities)
+        self.network = candidates[kept].name
+        # Of few rows, those held out return.
+        self._model, history = train(candidates[kept], self.data, 1) if few else trained[kept]
         return history
 
-    def _parts(self) -> tuple[RegressionData, RegressionData]:
-        """Nine tenths of the rows, and one tenth."""
+    def _rows(self, rows: AnyNDArray) -> RegressionData:
         X, Y = self.data
-        rows = np.random.default_rng([self.seed, 7]).permutation(len(X))
-        number = min(max(1, len(X) // 10), HELD_OUT_LIMIT)
-        parts = [
-            tuple(tf.gather(values, np.sort(part)) for values in (X, Y))
-            for part in (rows[number:], rows[:number])
-        ]
-        return parts[0], parts[1]
+        return tf.gather(X, rows), tf.gather(Y, rows)
 
-    def _network(self, candidate: Candidate) -> InferenceNetwork:
-        X, Y = self.data
-        latents = self.likelihood.latent_dim or getattr(self.kernel, "num_latent_gps", None)
-        return candidate.network(self.kernel, X.shape[1], latents or Y.shape[1], self.seed)
+    def _network(self, candidate: Candidate, kernel: Kernel) -> InferenceNetwork:
+        X, Y = self.scaling(self.data, self.likelihood)[:2]
+        latents = self.likelihood.latent_dim or getattr(kernel, "num_latent_gps", None)
+        return candidate.network(kernel, X.numpy(), latents or Y.shape[1], self.seed)
 
     def _train(
         self,
@@ -250,13 +287,14 @@ class Recipe:
         callbacks: tuple[Callable[[int], Any], ...],
     ) -> tuple[GPNet, History]:
         rows = len(data[0])
-        network = self._network(candidate)
 
         def start() -> GPNet:
+            kernel = deepcopy(self.kernel)
+            network = self._network(candidate, kernel)
             return GPNet(
-                deepcopy(self.kernel),
+                kernel,
                 deepcopy(self.likelihood),
-                deepcopy(network),
+                network,
                 mean_function=deepcopy(self.mean_function),
                 num_latent_gps=int(network.num_latent_gps or 1),
                 num_data=rows,
@@ -288,6 +326,34 @@ class Recipe:
             steps = max(_TIMED_STEPS, int(left / a_step))
             callbacks = (*callbacks, TimeLimit(max(left, 0.0)))
         model = start()
-        steps = min(steps, candidate.max_steps)
-        history = train(model, steps, progress=progress, callbacks=callbacks)
+        if _only_weights_learn(model):
+            steps = min(steps, _STEPS_OF_WEIGHTS)
+        history = train(
+            model, min(steps, candidate.max_steps), progress=progress, callbacks=callbacks
+        )
         return model, history
+
+
+def _nearest_to_best(log_densities: list[AnyNDArray]) -> int:
+    """The first candidate within a standard error of the one with the highest mean.
+
+    :param log_densities: of the same rows, by candidate, the one nearest to the kernel first.
+    """
+    best = max(log_densities, key=np.mean)
+    for index, values in enumerate(log_densities):
+        difference = best - values
+        if np.mean(difference) <= np.std(difference) / np.sqrt(len(difference)):
+            return index
+    raise ValueError("The log densities of held-out rows are not finite.")
+
+
+def _only_weights_learn(model: GPNet) -> bool:
+    """Whether natural steps and the tracked noise are all there is to train."""
+    network = model.inference_network
+    if not isinstance(network, LinearNetwork):
+        return False
+    known = (network.q_mu, network.q_sqrt, *model.likelihood.trainable_parameters)
+    weights = {id(each.unconstrained_variable) for each in known}
+    return isinstance(base_likelihood(model.likelihood), Gaussian) and all(
+        id(variable) in weights for variable in model.trainable_variables
+    )

@@ -12,6 +12,7 @@ from gpflow.utilities import to_default_float
 from . import gaussians
 from .model import InferenceNetworkModel
 from .random_numbers import normal
+from .replicas import Share
 from .stein_gradient import score
 
 __all__ = ["FBNN"]
@@ -66,8 +67,12 @@ class FBNN(InferenceNetworkModel):
     @inherit_check_shapes
     def elbo(self, data: RegressionData) -> tf.Tensor:
         """The objective in nats; summed over the batch where ``scale_likelihood`` is False."""
-        X, Y = self.scaled(self.checked(data))
-        return self.functional_elbo(X, Y, tf.concat([X, self.measurement_points(X)], axis=0))
+        return super().elbo(data)
+
+    @inherit_check_shapes
+    def elbo_part(self, share: Share, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        points = tf.concat([X, self.measurement_points(X)], axis=0)
+        return self.functional_elbo(X, Y, points, share)
 
     @inherit_check_shapes
     def functional_kl(self, points: tf.Tensor, mean: tf.Tensor, cov: tf.Tensor) -> tf.Tensor:

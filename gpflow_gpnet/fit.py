@@ -13,11 +13,11 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.keras import tf_keras
 from gpflow.likelihoods import Gaussian, StudentT
-from gpflow.models import BayesianModel, ExternalDataTrainingLossMixin
+from gpflow.models import SVGP, BayesianModel, ExternalDataTrainingLossMixin
 from gpflow.utilities import parameter_dict
 from tqdm.auto import tqdm
 
-from .batches import ArrayBatches, StreamBatches
+from .batches import ArrayBatches, StreamBatches, held_out_rows, num_held_out
 from .callbacks import Callback, EarlyStopping
 from .checkpoints import Checkpoints, TrainingState
 from .checks import check_batch, to_tensors
@@ -26,13 +26,14 @@ from .history import History
 from .likelihoods import KnownNoise, base_likelihood, observed
 from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
+from .replicas import Replicas, Share
+from .saving import named_variables
 from .shards import ShardBatches, Shards
 from .spectral import is_stationary, smoothing_lengthscales
 from .step_sizes import InverseSqrt
 
 __all__ = ["fit"]
 
-HELD_OUT_LIMIT = 2000
 _LEARNING_RATE = InverseSqrt(0.01, 0.05)
 """Falls whatever ``num_steps`` is, so that training in two goes ends where one does."""
 _HELD_OUT_ROWS = 256
@@ -41,6 +42,9 @@ _LARGE_TARGETS = 30.0
 _WIDE_INPUTS = 1000.0
 _OVERFITTING = 0.05
 """Nats per datum by which the validation NLPD must have risen to warn."""
+
+
+_EXCHANGED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 _Rows: TypeAlias = ArrayBatches | ShardBatches
@@ -65,6 +69,7 @@ def fit(
     checkpoint_every: int = 100,
     keep_checkpoints: int = 3,
     log_every: int = 10,
+    strategy: tf.distribute.Strategy | None = None,
 ) -> History:
     """Train a model on minibatches.
 
@@ -110,6 +115,11 @@ def fit(
     :param checkpoint_every: steps between checkpoints.
     :param keep_checkpoints: how many of them to keep, the newest.
     :param log_every: steps between looks at the loss, each of which waits for the device.
+    :param strategy: share each step out among the replicas of a MirroredStrategy (devices of one
+        host) or MultiWorkerMirroredStrategy (processes, hosts): the same parameters as one replica
+        gives for the whole batch, up to rounding. Model, optimiser and this call stay outside
+        ``strategy.scope()``. Processes all make the same call, with the same data; the chief's
+        parameters and seed count, and it alone writes checkpoints, which all of them must see.
     :return: history with columns step, seconds, loss (nats, mean since the last row) and
         validation_nlpd (nats per datum).
     :raises ValueError: before the first step, for data, settings or ``num_data`` that do not fit.
@@ -131,6 +141,9 @@ def fit(
     ):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+    replicas = Replicas(strategy)
+    if strategy is not None:
+        _check_replicas(replicas, model, batch_size, optimizer)
     if optimizer is None:
         optimizer = getattr(model, "optimizer", None)
     trained_before = isinstance(optimizer, FunctionalMirrorDescent)
@@ -151,6 +164,9 @@ def fit(
             f"{type(optimizer).__name__}."
         )
     checked = _checked_rows(model, data, batch_size, optimizer)
+    if replicas.in_several_processes:  # also waits for a checkpoint that the chief still writes
+        known = 0 if checked is None else _checksum(checked)
+        replicas.check_same(known, "data: give all the same rows, of which each takes its share")
     if mirror:
         optimizer.build(model)
     elif keras:
@@ -168,6 +184,9 @@ def fit(
         checkpoints = Checkpoints(checkpoint_dir, keep_checkpoints)
         saved = checkpoints.newest(state.refuse)
     first = 0 if saved is None else int(saved[0]["step"])
+    replicas.check_same(
+        first, "the step of the checkpoint found: give all processes one checkpoint_dir, shared"
+    )
     if seed is not None:
         tf.random.set_seed(seed)
     elif saved is not None:
@@ -176,6 +195,8 @@ def fit(
         seed = optimizer.seed
     else:
         seed = int(np.random.default_rng().integers(2**31 - 1))
+    if replicas.in_several_processes:
+        seed = int(replicas.from_chief([tf.constant(seed, tf.int64)])[0])
     if made and mirror:
         optimizer.seed = seed
 
@@ -195,11 +216,11 @@ def fit(
     else:
         validation = None if held is None else held.data
     if mirror:
-        train_step = optimizer.compiled_step(held is not None)
+        train_step = optimizer.compiled_step(held is not None, strategy)
     elif callable(optimizer):
         train_step = optimizer(model)
     else:
-        train_step = _loss_step(model, optimizer)
+        train_step = _loss_step(model, optimizer, replicas)
     natural = mirror and optimizer.takes_natural_steps
     if polish_every is not None and not (natural and rows is not None):
         raise ValueError("polish_every needs natural steps and data as arrays.")
@@ -210,6 +231,10 @@ def fit(
     before = int(optimizer.t) - first if mirror else 0
     if first == 0 and isinstance(model, InferenceNetworkModel):
         model.initialise((source(before) if checked is None else checked)[0])
+    if replicas.in_several_processes:
+        _take_over_from_chief(replicas, model, optimizer)
+        replicas.check_same(before, "the optimiser's step: begin with new ones everywhere")
+    may_stop = sum(replicas.everyones(len(callbacks))) > 0
 
     for callback in callbacks:
         if isinstance(callback, Callback):
@@ -222,21 +247,25 @@ def fit(
     score = _compiled_score(model)
     started = time.perf_counter() - (0.0 if saved is None else float(saved[0]["seconds"]))
     losses: list[tf.Tensor] = []
+    shapes = None if saved is None else saved[0].get("shapes")
 
     # disable=None: no bar where nobody watches (not a terminal); leave=None: an inner one goes.
-    with tqdm(
-        total=num_steps, initial=first, disable=None if progress else True, unit="step", leave=None
-    ) as bar:
+    silent = None if progress and replicas.is_chief else True
+    with tqdm(total=num_steps, initial=first, disable=silent, unit="step", leave=None) as bar:
         for step in range(first, num_steps):
             batch, number, last = source(before + step), step + 1, step + 1 == num_steps
             rest = () if held is None else (_held_out_batch(held, seed, before + step),)
+            if shapes is None:
+                shapes = [values.shape.as_list() for values in batch]
+            elif step == first:
+                _trace(train_step, shapes, batch, *rest)
             validating = validation is not None and (number % validate_every == 0 or last)
             saving = checkpoints is not None and (number % checkpoint_every == 0 or last)
             row = {}
             try:
                 losses.append(train_step(batch, *rest))
                 if rows is not None and polish_every is not None and number % polish_every == 0:
-                    optimizer.polish(rows.in_order())
+                    optimizer.polish(rows.in_order(), strategy=strategy)
                 if number % log_every == 0 or validating or saving or last:
                     row["loss"], losses = _mean_loss(losses, number), []
                 if saving:
@@ -254,11 +283,15 @@ def fit(
             bar.update()
             # A list, so that each callback runs at each step.
             stopping = any([callback(number) is True for callback in callbacks])
+            if may_stop:  # if one process does, all do
+                stopping = any(replicas.everyones(int(stopping)))
             if stopping and losses:  # since the last look
                 seconds, loss = time.perf_counter() - started, _mean_loss(losses, number)
                 history.append(step=number, seconds=seconds, loss=loss)
             if state is not None and checkpoints is not None and (saving or stopping):
-                checkpoints.save(*state.gather(number, seed, time.perf_counter() - started))
+                if replicas.is_chief:
+                    seconds = time.perf_counter() - started
+                    checkpoints.save(*state.gather(number, seed, seconds, shapes))
             if stopping:
                 break
     for callback in callbacks:
@@ -267,8 +300,50 @@ def fit(
     if not any(isinstance(callback, EarlyStopping) for callback in callbacks):
         _warn_of_overfitting(history)
     if polish and natural and everything is not None:
-        optimizer.polish(everything.in_order())
+        optimizer.polish(everything.in_order(), strategy=strategy)
     return history
+
+
+def _check_replicas(
+    replicas: Replicas, model: BayesianModel, batch_size: int, optimizer: Any
+) -> None:
+    if not isinstance(model, (InferenceNetworkModel, SVGP)):
+        raise TypeError(
+            "strategy is for GPNet, FBNN and gpflow.models.SVGP, whose objectives fit knows to "
+            f"share out, got {type(model).__name__}."
+        )
+    if model.num_data is None:
+        raise ValueError("num_data is None: with a strategy the model needs the number of data N.")
+    if batch_size < replicas.number:
+        raise ValueError(
+            f"batch_size={batch_size} gives some of the strategy's {replicas.number} replicas no "
+            "row: take a larger batch."
+        )
+    keras = hasattr(optimizer, "apply_gradients")
+    if not (optimizer is None or keras or isinstance(optimizer, FunctionalMirrorDescent)):
+        raise ValueError(
+            "strategy needs a FunctionalMirrorDescent or a Keras optimiser, got a function of the "
+            "model, whose steps fit cannot share out."
+        )
+    replicas.check(model, *(() if optimizer is None else (optimizer,)))
+
+
+def _checksum(data: RegressionData) -> int:
+    """Of all bits of the data, whatever their order."""
+    return sum(int(tf.reduce_sum(tf.cast(tf.bitcast(v, tf.int32), tf.int64))) for v in data)
+
+
+def _take_over_from_chief(replicas: Replicas, model: BayesianModel, optimizer: Any) -> None:
+    """All processes begin with the same parameters and optimiser's state."""
+    variables = list(named_variables(model).values())
+    if isinstance(optimizer, FunctionalMirrorDescent):
+        variables += optimizer.state_variables().values()
+    else:
+        own = optimizer.variables
+        variables += own() if callable(own) else own
+    variables = [v for v in variables if tf.as_dtype(v.dtype) in _EXCHANGED]
+    for variable, value in zip(variables, replicas.from_chief(variables), strict=True):
+        variable.assign(value)
 
 
 def _checked_rows(
@@ -312,7 +387,7 @@ def _sources(
     ):
         if not 0.0 < fraction < 1.0:
             raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")
-        number = min(int(np.ceil(fraction * total)), HELD_OUT_LIMIT)
+        number = num_held_out(total, fraction)
         if number >= total:
             raise ValueError(
                 f'noise="held-out" needs rows to hold out, but the data have {total}: '
@@ -328,9 +403,8 @@ def _sources(
     arrays = ArrayBatches(data, batch_size, seed)
     if not number:
         return arrays, arrays, None
-    order = np.random.default_rng([seed, 2**31]).permutation(total)
-    training = ArrayBatches(arrays.rows(np.sort(order[number:])), batch_size, seed)
-    return training, arrays, ArrayBatches(arrays.rows(order[:number]), number, seed)
+    training, held = (arrays.rows(part) for part in held_out_rows(total, number, seed))
+    return ArrayBatches(training, batch_size, seed), arrays, ArrayBatches(held, number, seed)
 
 
 def _is_arrays(data: Any) -> bool:
@@ -347,6 +421,18 @@ def _held_out_batch(held: ArrayBatches, seed: int, step: int) -> RegressionData:
     number = min(_HELD_OUT_ROWS, held.num_rows)
     rows = np.random.default_rng([seed, step, 1]).choice(held.num_rows, number, replace=False)
     return held.rows(rows)
+
+
+def _trace(
+    step: Any, shapes: list[list[int]], batch: RegressionData, *rest: RegressionData
+) -> None:
+    """Trace a step for the shapes that it saw first, before others give a trace without shapes.
+
+    Which traces there are decides the last bits of the results.
+    """
+    if hasattr(step, "get_concrete_function"):
+        specs = [tf.TensorSpec(s, values.dtype) for s, values in zip(shapes, batch, strict=True)]
+        step.get_concrete_function(tuple(specs), *rest)
 
 
 def _checked(model: BayesianModel, data: Any) -> RegressionData:
@@ -424,21 +510,40 @@ def _warn_of_lengthscales(model: BayesianModel, X: tf.Tensor) -> None:
         )
 
 
-def _loss_step(model: BayesianModel, optimizer: Any) -> Callable[[RegressionData], tf.Tensor]:
+def _loss_step(
+    model: BayesianModel, optimizer: Any, replicas: Replicas
+) -> Callable[[RegressionData], tf.Tensor]:
     """One step of a Keras optimiser, of either Keras."""
     variables = model.trainable_variables
 
     @tf.function(autograph=False, reduce_retracing=True)
     def step(batch: RegressionData) -> tf.Tensor:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(variables)
-            loss = model.training_loss(batch)
-        gradients = tape.gradient(loss, variables)
+        def part(share: Share) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                loss = _training_loss_part(model, share, batch)
+            return loss, tape.gradient(loss, variables)
+
+        loss, gradients = replicas.sum(part)
         pairs = zip(gradients, variables, strict=True)
         optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
         return loss
 
     return step
+
+
+def _training_loss_part(model: BayesianModel, share: Share, batch: RegressionData) -> tf.Tensor:
+    """A replica's part of the training loss."""
+    if share.number == 1:
+        return model.training_loss(batch)
+    if isinstance(model, InferenceNetworkModel):
+        return model.training_loss_part(share, batch)
+    # SVGP's is the mean over rows of a loss that scales each by N: parts weigh as many rows.
+    X, Y = batch
+    size = tf.shape(X)[0]
+    start, stop = share.bounds(size)
+    own = slice(start, tf.maximum(stop, start + 1))  # of no weight, where there is no row
+    return tf.cast((stop - start) / size, X.dtype) * model.training_loss((X[own], Y[own]))
 
 
 def _build(optimizer: Any, variables: list[tf.Variable]) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
-from gpflow.base import RegressionData, TensorType
+from gpflow.base import TensorType
 from gpflow.models import SVGP
 
 from . import gaussians
 from .inference_networks import InducingFeatures, LinearNetwork
 from .model import InferenceNetworkModel
+from .replicas import Share
 
 __all__ = ["GPNet"]
 
@@ -68,24 +69,25 @@ class GPNet(InferenceNetworkModel):
         )
 
     @inherit_check_shapes
-    def elbo(self, data: RegressionData) -> tf.Tensor:
-        X, Y = self.scaled(self.checked(data))
+    def elbo_part(self, share: Share, X: TensorType, Y: TensorType) -> tf.Tensor:
         if isinstance(self.inference_network, LinearNetwork):
-            return self._weight_space_elbo(X, Y)
+            return self._weight_space_elbo(share, X, Y)
         points = tf.concat([X, self.measurement_points(X)], axis=0)
-        return self.functional_elbo(X, Y, points)
+        return self.functional_elbo(X, Y, points, share)
 
-    def _weight_space_elbo(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+    def _weight_space_elbo(self, share: Share, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
         network = self.inference_network
-        mean, variance = network(X)
-        fit = self.likelihood_scale(X) * self.expected_log_likelihood(X, mean, variance, Y)
-        objective = fit - network.prior_kl()
+        own_X, own_Y = share.of((X, Y))
+        mean, variance = network(own_X)
+        fit = self.expected_log_likelihood(own_X, mean, variance, own_Y)
+        objective = self.likelihood_scale(X) * fit - network.prior_kl() / share.number
         if network.matches_prior:
             return objective
         points = self.correction_points(X)
         features = network.latent_features(points)
         factors = self.prior_factors(points, features)
-        return objective - self.prior_correction(features, factors, network.offset(points))
+        correction = self.prior_correction(features, factors, network.offset(points))
+        return objective - correction / share.number
 
     @check_shapes("X: [B, D]", "return: [M, D]")
     def correction_points(self, X: TensorType, seed: tf.Tensor | None = None) -> tf.Tensor:

@@ -291,7 +291,22 @@ class UserDefined(MeasurementDistribution):
 
         :raises ValueError: if the function returns another shape, or other columns than the batch.
         """
-        points = self.function(num)
+        tracing = not tf.executing_eagerly()
+        state = np.random.get_state()
+        try:
+            points = self.function(num)
+        except TypeError:  # NumPy does not take a number that only the graph knows
+            if not tf.is_symbolic_tensor(num):
+                raise
+            if batch_inputs is None:
+                raise ValueError(
+                    "a measurement function of NumPy needs a fixed number of points where there "
+                    "is no batch whose columns they have: set num_measurement_points."
+                ) from None
+            return self._draw(num, [None, batch_inputs.shape[-1]], _dtype(batch_inputs))
+        finally:
+            if tracing:  # how often a step is traced must not show in its numbers
+                np.random.set_state(state)
         shape = tuple(points.shape) if tf.is_tensor(points) else np.shape(points)
         expected = None if tf.is_tensor(num) else num
         if len(shape) != 2 or (expected and shape[0] not in (None, expected)):
@@ -299,14 +314,19 @@ class UserDefined(MeasurementDistribution):
                 f"the measurement function must return points of shape [n, D] for n = {num}, got "
                 f"shape {shape}."
             )
-        if not (tf.executing_eagerly() or tf.is_symbolic_tensor(points)):
+        if tracing and not tf.is_symbolic_tensor(points):
             # Tracing would make the points a constant of the graph.
-            dtype = _dtype(batch_inputs)
-            points = tf.numpy_function(
-                lambda: np.asarray(self.function(num), dtype.as_numpy_dtype), [], dtype
-            )
+            points = self._draw(num, [expected, shape[1]], _dtype(batch_inputs))
         points = tf.ensure_shape(points, [expected, shape[1]])
         return _like_batch(points, batch_inputs, "UserDefined")
+
+    def _draw(self, num: Count, shape: list[int | None], dtype: tf.DType) -> tf.Tensor:
+        """Points of a function of NumPy, drawn when the graph runs."""
+
+        def draw(number: Any) -> Any:
+            return np.asarray(self.function(int(number)), dtype.as_numpy_dtype)
+
+        return tf.ensure_shape(tf.numpy_function(draw, [num], dtype), shape)
 
 
 def _to_default_float(X: TensorType) -> tf.Tensor:

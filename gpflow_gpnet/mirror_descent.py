@@ -21,6 +21,7 @@ from . import gaussians
 from .gpnet import GPNet
 from .inference_networks import FullGaussian, LinearNetwork
 from .likelihoods import KnownNoise, base_likelihood, observed, row_weights
+from .replicas import Replicas, Share
 from .step_sizes import InverseSqrt, Schedule, as_schedule
 
 __all__ = ["FunctionalMirrorDescent"]
@@ -163,13 +164,20 @@ class FunctionalMirrorDescent(tf.Module):
     # ------------------------------------------------------------------ public steps
 
     def minimize(
-        self, model: GPNet, batch: RegressionData, held_out: RegressionData | None = None
+        self,
+        model: GPNet,
+        batch: RegressionData,
+        held_out: RegressionData | None = None,
+        *,
+        strategy: tf.distribute.Strategy | None = None,
     ) -> tf.Tensor:
         """One step on one batch. Returns the training loss before it, nats.
 
         :param model: always the same one.
         :param batch: X [B, D] and Y [B, P].
         :param held_out: rows that no step trains on, for ``noise="held-out"``.
+        :param strategy: whose replicas share the work, as for :func:`~gpflow_gpnet.fit`: called
+            in each process with the same whole batch, by models that are equal.
         :raises ValueError: for data or settings that the model cannot be trained with.
         """
         self._restore()
@@ -179,7 +187,7 @@ class FunctionalMirrorDescent(tf.Module):
         if not bound:
             model.initialise(batch[0])
         held_out = model.checked(held_out) if held_out is not None else None
-        return self.compiled_step(held_out is not None)(batch, held_out)
+        return self.compiled_step(held_out is not None, strategy)(batch, held_out)
 
     def build(self, model: GPNet) -> None:
         """Bind to the model and make all state, so that a checkpoint can be restored into it.
@@ -287,10 +295,15 @@ class FunctionalMirrorDescent(tf.Module):
         """Whether steps on the bound model are natural."""
         return bool(self.natural) and _has_natural_steps(self._model)
 
-    def compiled_step(self, held_out: bool = False) -> Callable[..., tf.Tensor]:
+    def compiled_step(
+        self, held_out: bool = False, strategy: tf.distribute.Strategy | None = None
+    ) -> Callable[..., tf.Tensor]:
         """The step (batch, held_out=None) -> loss on the bound model, for tensors already checked.
 
         :param held_out: whether it will be given held-out rows.
+        :param strategy: as for :meth:`minimize`.
+        :raises TypeError: for a strategy of another kind.
+        :raises ValueError: for a model made in a strategy's scope, or ``jit_compile`` with one.
 
         One function for each set of trainable variables and number of data, so that freezing,
         unfreezing and new data between steps work: ask again after ``set_trainable`` and after
@@ -300,6 +313,7 @@ class FunctionalMirrorDescent(tf.Module):
         network_variables, hyper_variables = self._variables(noise)
         key = (
             noise,
+            id(strategy),
             _traced_num_data(self._model),
             self.takes_natural_steps and _frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
@@ -309,14 +323,30 @@ class FunctionalMirrorDescent(tf.Module):
             self._hyper_adam._create_all_weights(hyper_variables)
             # reduce_retracing: a second batch size gives a second, shape-free trace, and no third.
             self._compiled.step[key] = tf.function(
-                partial(self._step, noise),
+                partial(self._step, noise, self._replicas(strategy)),
                 autograph=False,
                 reduce_retracing=True,
                 jit_compile=self.jit_compile,
             )
         return self._compiled.step[key]
 
-    def polish(self, batches: Iterable[RegressionData]) -> None:
+    def _replicas(self, strategy: tf.distribute.Strategy | None) -> Replicas:
+        replicas = Replicas(strategy)
+        if strategy is not None:
+            replicas.check(self._model, self)
+            if self.jit_compile:
+                raise ValueError(
+                    "jit_compile=True is for steps on one device: XLA does not compile what "
+                    "replicas exchange. Leave strategy or jit_compile out."
+                )
+        return replicas
+
+    def polish(
+        self,
+        batches: Iterable[RegressionData],
+        *,
+        strategy: tf.distribute.Strategy | None = None,
+    ) -> None:
         """One exact natural step on all data, everything but the weights' Gaussian frozen.
 
         The same as a pass with β_t = 1 / (t + 1) for a conjugate model: the weights' posterior for
@@ -324,16 +354,20 @@ class FunctionalMirrorDescent(tf.Module):
         correction is averaged over draws of the measurement points.
 
         :param batches: that together are the data, each row once.
+        :param strategy: as for :meth:`minimize`.
         :raises ValueError: if steps are not natural.
         """
         if not self.takes_natural_steps:
             raise ValueError("polish needs natural steps.")
-        num_data = _traced_num_data(self._model)
-        if not self._compiled.polish or self._compiled.polish["num_data"] != num_data:
+        traced_for = _traced_num_data(self._model), id(strategy)
+        if not self._compiled.polish or self._compiled.polish["traced_for"] != traced_for:
+            replicas = self._replicas(strategy)
             self._compiled.polish = {
-                name: tf.function(function, autograph=False, reduce_retracing=True)
+                name: tf.function(
+                    partial(function, replicas), autograph=False, reduce_retracing=True
+                )
                 for name, function in (("target", self._target), ("correction", self._correction))
-            } | {"num_data": num_data}
+            } | {"traced_for": traced_for}
         corrected = self.prior_correction and not self._model.inference_network.matches_prior
         precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, (0.0, 0.0)
         if not isinstance(batches, Collection):
@@ -401,7 +435,9 @@ class FunctionalMirrorDescent(tf.Module):
             iterations = 1 if exact else _SITE_ITERATIONS
         if self._compiled.absorb is None:
             self._compiled.absorb = tf.function(
-                self._evidence, autograph=False, reduce_retracing=True
+                lambda X, Y: self._evidence(*model.scaled((X, Y))),
+                autograph=False,
+                reduce_retracing=True,
             )
         old_precision, old_shift = self._natural_parameters.present()
         for iteration in range(iterations):
@@ -458,17 +494,20 @@ class FunctionalMirrorDescent(tf.Module):
         return network_variables, hyper
 
     def _step(
-        self, noise: str, batch: RegressionData, held_out: RegressionData | None = None
+        self,
+        noise: str,
+        replicas: Replicas,
+        batch: RegressionData,
+        held_out: RegressionData | None = None,
     ) -> tf.Tensor:
-        X, Y = self._model.scaled(batch)
+        batch = self._model.scaled(batch)
         if noise == "held-out":
             if held_out is None:
                 raise ValueError('noise="held-out" needs held_out rows at each step.')
-            rows, targets = self._model.scaled(held_out)
-            mean, variance = self._model.inference_network(rows)
-            self._track_noise(rows, targets, mean, variance, sign=-1.0)
+            rows = self._model.scaled(held_out)
+            self._track_noise(*replicas.sum(lambda share: self._errors(*share.of(rows), sign=-1.0)))
         take = self._natural_step if self.takes_natural_steps else self._gradient_step
-        loss = take(noise, X, Y)
+        loss = take(noise, replicas, *batch)
         self.t.assign_add(1)
         return loss
 
@@ -486,53 +525,73 @@ class FunctionalMirrorDescent(tf.Module):
             if pairs:
                 adam.apply_gradients(pairs)
 
-    def _natural_step(self, noise: str, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+    def _natural_step(
+        self, noise: str, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor
+    ) -> tf.Tensor:
         """Move everything by gradients at the present weights, from one pass.
 
         Gradients at weights that have just absorbed the batch learn faster at first, but from
         residuals that are too small, and end worse (measured on kin8nm).
         """
+        loss, gradients, precision, shift, errors = replicas.sum(
+            lambda share: self._natural_sums(noise, share, X, Y)
+        )
+        self._natural_parameters.mix(self.step_size(self.t), precision, shift, self.staleness)
+        self._apply(noise, gradients)
+        if errors is not None:
+            self._track_noise(*errors)
+        return loss
+
+    def _natural_sums(
+        self, noise: str, share: Share, X: tf.Tensor, Y: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor, tf.Tensor, Any]:
+        """A replica's part of loss, its gradients, Λ's and θ's targets, and what noise tracks."""
         model, network = self._model, self._model.inference_network
         network_variables, hyper_variables = self._variables(noise)
         variables = network_variables + hyper_variables
-        batch = tf.shape(X)[0]
+        own_X, own_Y = share.of((X, Y))
+        batch = tf.shape(own_X)[0]
         corrected = self.prior_correction and not network.matches_prior
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             points = model.correction_points(X, self._measurement_seed()) if corrected else X[:0]
-            features = network.latent_features(tf.concat([X, points], axis=0))
+            features = network.latent_features(tf.concat([own_X, points], axis=0))
             rows, measured = features[..., :batch, :], features[..., batch:, :]
-            mean, variance = network.marginals(rows, X)
+            mean, variance = network.marginals(rows, own_X)
             tape.watch([mean, variance])
-            fit = model.likelihood_scale(X) * model.expected_log_likelihood(X, mean, variance, Y)
-            loss = network.prior_kl() - fit - model.log_prior_density()
+            fit = model.expected_log_likelihood(own_X, mean, variance, own_Y)
+            divergence = network.prior_kl() - model.log_prior_density()
             factors = model.prior_factors(points, measured) if corrected else None
             if factors is not None:
                 offset = network.offset(points)
-                loss += model.prior_correction(measured, factors, offset)
+                divergence += model.prior_correction(measured, factors, offset)
+            loss = divergence / share.number - model.likelihood_scale(X) * fit
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
         site = _site(network.weights.mean(rows), d_mean, d_variance)
         precision, shift = _site_parameters(rows, site)
-        precision = _plus_prior(precision)
+        precision = _plus_prior(precision, share.number)
         if factors is not None:
-            correction = _correction_parameters(measured, factors, offset)
+            correction = _correction_parameters(measured, factors, offset, share)
             precision, shift = precision + correction[0], shift + correction[1]
-        self._natural_parameters.mix(self.step_size(self.t), precision, shift, self.staleness)
-        self._apply(noise, gradients)
-        if noise == "training":
-            self._track_noise(X, Y, mean, variance)
-        return loss
+        errors = self._errors(own_X, own_Y, (mean, variance)) if noise == "training" else None
+        return loss, gradients, precision, shift, errors
 
-    def _target(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _target(
+        self, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Natural parameters that a natural step with β = 1 moves to, features frozen."""
-        precision, shift = self._evidence(X, Y)
+        batch = self._model.scaled((X, Y))
         scale = self._model.likelihood_scale(X)
-        return _plus_prior(scale * precision), scale * shift
+
+        def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
+            precision, shift = self._evidence(*share.of(batch))
+            return _plus_prior(scale * precision, share.number), scale * shift
+
+        return replicas.sum(part)
 
     def _evidence(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Natural parameters of the rows' own sites, features frozen."""
+        """Natural parameters of the own sites of scaled rows, features frozen."""
         model, network = self._model, self._model.inference_network
-        X, Y = model.scaled((X, Y))
         rows = network.latent_features(X)
         mean, variance = network.marginals(rows, X)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -541,14 +600,32 @@ class FunctionalMirrorDescent(tf.Module):
         site = _site(network.weights.mean(rows), *tape.gradient(loss, [mean, variance]))
         return _site_parameters(rows, site)
 
-    def _correction(self, X: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _correction(
+        self, replicas: Replicas, X: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         model, network = self._model, self._model.inference_network
         points = model.correction_points(model.scaled_inputs(X), seed)
-        features = network.latent_features(points)
-        factors = model.prior_factors(points, features)
-        return _correction_parameters(features, factors, network.offset(points))
 
-    def _gradient_step(self, noise: str, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
+            features = network.latent_features(points)
+            factors = model.prior_factors(points, features)
+            return _correction_parameters(features, factors, network.offset(points), share)
+
+        return replicas.sum(part)
+
+    def _gradient_step(
+        self, noise: str, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor
+    ) -> tf.Tensor:
+        loss, gradients = replicas.sum(lambda share: self._gradients(noise, share, X, Y))
+        self._apply(noise, gradients)
+        if noise == "training":
+            self._track_noise(*replicas.sum(lambda share: self._errors(*share.of((X, Y)))))
+        return loss
+
+    def _gradients(
+        self, noise: str, share: Share, X: tf.Tensor, Y: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """A replica's part of the loss and its gradients."""
         model = self._model
         network_variables, hyper_variables = self._variables(noise)
         variables = network_variables + hyper_variables
@@ -558,23 +635,25 @@ class FunctionalMirrorDescent(tf.Module):
             tape.watch(variables)
             points = model.measurement_points(X, seed)
             if conjugate:
-                loss = self._conjugate_loss(X, Y, points, bool(hyper_variables))
+                loss = self._conjugate_loss(share, X, Y, points, bool(hyper_variables))
             else:
-                loss = -model.functional_elbo(X, Y, tf.concat([X, points], axis=0))
-            loss -= model.log_prior_density()
-        self._apply(noise, tape.gradient(loss, variables))
-        if noise == "training":
-            self._track_noise(X, Y, *model.inference_network(X))
-        return loss
+                loss = -model.functional_elbo(X, Y, tf.concat([X, points], axis=0), share)
+            loss -= model.log_prior_density() / share.number
+        return loss, tape.gradient(loss, variables)
 
     def _conjugate_loss(
-        self, X: tf.Tensor, Y: tf.Tensor, points: tf.Tensor, learn_hyperparameters: bool
+        self,
+        share: Share,
+        X: tf.Tensor,
+        Y: tf.Tensor,
+        points: tf.Tensor,
+        learn_hyperparameters: bool,
     ) -> tf.Tensor:
         """KL of the network from the mirror step's target at the measurement points, nats,
-        minus the bound that hyperparameters maximise."""
+        minus the bound that hyperparameters maximise: a share's part."""
         model = self._model
         batch = tf.shape(X)[0]
-        old_mean, old_cov, mean, cov = model.inference_network.joint_moments(X, points)
+        old_mean, old_cov, mean, cov = model.inference_network.joint_moments(X, points, share)
         old_mean, mean = tf.transpose(old_mean), tf.transpose(mean)
         prior = tf.stop_gradient(model.prior_covariance(tf.concat([X, points], axis=0)))
         jitter = gaussians.nugget(prior)
@@ -594,7 +673,7 @@ class FunctionalMirrorDescent(tf.Module):
         )
         if learn_hyperparameters:
             loss -= self._hyper_bound(X, Y, old_mean[:, :batch], old_cov[:, :batch, :batch])
-        return loss
+        return loss / share.number
 
     def _hyper_bound(
         self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, cov: tf.Tensor
@@ -609,19 +688,32 @@ class FunctionalMirrorDescent(tf.Module):
 
     # ------------------------------------------------------------------ noise
 
-    def _track_noise(
-        self, X: tf.Tensor, Y: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, sign: float = 1.0
-    ) -> None:
-        """Move the likelihood's variance towards the mean of squared residual + sign * variance
-        over the observed targets, from the second step on."""
-        mean, variance = self._model.outputs(X, mean, variance)
-        targets, there = observed(self._model.likelihood, Y)
-        times = there * row_weights(self._model.likelihood, Y)
-        estimates = times * (tf.square(targets - mean) + sign * variance)
-        number = tf.reduce_sum(times)
+    def _errors(
+        self,
+        X: tf.Tensor,
+        Y: tf.Tensor,
+        moments: tuple[tf.Tensor, tf.Tensor] | None = None,
+        sign: float = 1.0,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sum of squared residual + sign * variance over the observed targets, and their number.
+
+        :param moments: the network's at X, where they are known.
+        """
+        model = self._model
+        mean, variance = model.outputs(
+            X, *(model.inference_network(X) if moments is None else moments)
+        )
+        targets, there = observed(model.likelihood, Y)
+        times = there * row_weights(model.likelihood, Y)
+        squares = times * (tf.square(targets - mean) + sign * variance)
+        return tf.reduce_sum(squares), tf.reduce_sum(times)
+
+    def _track_noise(self, squares: tf.Tensor, number: tf.Tensor) -> None:
+        """Move the likelihood's variance towards the mean of :meth:`_errors`, from the second step
+        on."""
         old = _noise_variance(self._model)
         # Held-out residuals can undercut the variance by chance: never shrink tenfold in a step.
-        estimate = tf.maximum(tf.math.divide_no_nan(tf.reduce_sum(estimates), number), 0.1 * old)
+        estimate = tf.maximum(tf.math.divide_no_nan(squares, number), 0.1 * old)
         new = self.noise_decay * old + (1.0 - self.noise_decay) * estimate
         learns = tf.logical_and(self.t > 0, number > 0.0)
         _assign_noise_variance(self._model, tf.where(learns, new, old))
@@ -719,26 +811,33 @@ def _site_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.Te
     return precision, shift[..., 0]
 
 
-def _plus_prior(precision: tf.Tensor) -> tf.Tensor:
-    """I + precision [L, F, F]."""
-    return gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]))
+def _plus_prior(precision: tf.Tensor, replicas: int) -> tf.Tensor:
+    """I + precision [L, F, F], of which each replica gives its part."""
+    return gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]) / replicas)
 
 
 def _correction_parameters(
-    features: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor], offset: tf.Tensor | None
+    features: tf.Tensor,
+    factors: tuple[tf.Tensor, tf.Tensor],
+    offset: tf.Tensor | None,
+    share: Share,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F], I + C_M never indefinite, and -Φᵀ K⁻¹ offset [L, F]."""
+    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F], I + C_M never indefinite, and -Φᵀ K⁻¹ offset [L, F].
+
+    Of both a share's part: with K = L Lᵀ they are sums over the rows of L⁻¹ Φ.
+    """
     prior, features_prior = factors
     shape = tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], axis=0)
     whitened = tf.linalg.triangular_solve(prior, tf.broadcast_to(features, shape))
     explained = tf.linalg.triangular_solve(features_prior, features)
+    whitened, explained = share.rows(whitened, -2), share.rows(explained, -2)
     precision = tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
         explained, explained, transpose_a=True
     )
     if offset is None:
         return precision, tf.zeros_like(precision[..., 0])
     pull = tf.linalg.triangular_solve(prior, tf.transpose(offset)[..., None])
-    return precision, -tf.matmul(whitened, pull, transpose_a=True)[..., 0]
+    return precision, -tf.matmul(whitened, share.rows(pull, -2), transpose_a=True)[..., 0]
 
 
 class _NaturalParameters(tf.Module):

@@ -47,6 +47,7 @@ from .measurement import (
 from .observations import sample_observations
 from .posterior import NetworkPosterior
 from .quantiles import predictive_quantiles
+from .replicas import WHOLE, Share
 from .saving import save
 from .scaling import Scaling
 from .spectral import NoSpectralMeasureError
@@ -288,19 +289,37 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     # ------------------------------------------------------------------ objective
 
-    @abc.abstractmethod
     @check_shapes("return: []")  # of data, to_tensors says more
     def elbo(self, data: RegressionData) -> tf.Tensor:
         """The objective in nats, summed over ``num_data``."""
+        return self.elbo_part(WHOLE, *self.scaled(self.checked(data)))
+
+    @abc.abstractmethod
+    @check_shapes("X: [B, D]", "Y: [B, P]", "return: []")
+    def elbo_part(self, share: Share, X: TensorType, Y: TensorType) -> tf.Tensor:
+        """A replica's part of the objective, nats: parts of all replicas add up to it.
+
+        :param X: inputs of the whole batch, scaled; Y: targets.
+        """
 
     @check_shapes("X: [B, D]", "Y: [B, P]", "points: [J, D]", "return: []")
-    def functional_elbo(self, X: TensorType, Y: TensorType, points: TensorType) -> tf.Tensor:
-        """The bound with the divergence taken at J points, of which the first B are the batch's."""
-        mean, cov = self.inference_network(points, full_cov=True)
+    def functional_elbo(
+        self, X: TensorType, Y: TensorType, points: TensorType, share: Share = WHOLE
+    ) -> tf.Tensor:
+        """The bound with the divergence taken at J points, of which the first B are the batch's.
+
+        :param share: a replica's, whose part of the bound it then is.
+        """
+        network = self.inference_network
+        if share.number > 1 and isinstance(network, InferenceNetwork):
+            mean, cov = network.shared_moments(points, share)
+        else:
+            mean, cov = network(points, full_cov=True)
         batch = tf.shape(X)[0]
         variance = tf.linalg.matrix_transpose(tf.linalg.diag_part(cov))
         fit = self.expected_log_likelihood(X, mean[:batch], variance[:batch], Y)
-        return self.likelihood_scale(X) * fit - self.functional_kl(points, mean, cov)
+        bound = self.likelihood_scale(X) * fit - self.functional_kl(points, mean, cov)
+        return bound / share.number
 
     @check_shapes("points: [J, D]", "mean: [J, L]", "cov: [L, J, J]", "return: []")
     def functional_kl(self, points: TensorType, mean: tf.Tensor, cov: tf.Tensor) -> tf.Tensor:
@@ -330,6 +349,14 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises ValueError: for shapes, values or targets that the model cannot be trained on.
         """
         return self._training_loss(self.checked(data))
+
+    def training_loss_part(self, share: Share, data: RegressionData) -> tf.Tensor:
+        """A replica's part of :meth:`training_loss`, nats.
+
+        :param data: the whole batch.
+        """
+        objective = self.elbo_part(share, *self.scaled(self.checked(data)))
+        return -objective - self.log_prior_density() / share.number
 
     def training_loss_closure(self, data: Any, *, compile: bool = True) -> Callable[[], tf.Tensor]:
         """A closure of the training loss for GPflow's and Keras's optimisers.

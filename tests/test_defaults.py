@@ -25,8 +25,8 @@ def candidate(name, make, steps):
 
 
 def random_features(number):
-    return lambda kernel, dim, latents, seed: gpn.RFE(
-        kernel, dim, number, num_latent_gps=latents, seed=seed
+    return lambda kernel, X, latents, seed: gpn.RFE(
+        kernel, X.shape[1], number, num_latent_gps=latents, seed=seed
     )
 
 
@@ -34,8 +34,8 @@ def random_features(number):
 def small(monkeypatch):
     """Two candidates, one of which can only draw straight lines."""
 
-    def line(kernel, dim, latents, seed):
-        return gpn.RFE(gpflow.kernels.Linear(), dim, 1, num_latent_gps=latents)
+    def line(kernel, X, latents, seed):
+        return gpn.RFE(gpflow.kernels.Linear(), X.shape[1], 1, num_latent_gps=latents)
 
     candidates = candidate("line", line, 5), candidate("features", random_features(20), 20)
     monkeypatch.setattr(MODULE, "FEW", candidates)
@@ -85,7 +85,7 @@ def test_a_heteroskedastic_likelihood_gets_two_latent_gps(rng, small):
     )
     candidates = recipe.candidates
     assert [each.name for each in candidates] == ["line", "features"]
-    assert recipe._network(candidates[1]).num_latent_gps == 2
+    assert recipe._network(candidates[1], recipe.kernel).num_latent_gps == 2
 
 
 def test_student_t_targets_are_scaled_and_time_is_kept(rng, small):
@@ -99,12 +99,53 @@ def test_student_t_targets_are_scaled_and_time_is_kept(rng, small):
     assert np.isfinite(recipe.model.predict_y(X)[0]).all()
 
 
-def test_kernels_without_random_features_get_adaptive_bases():
+def test_few_rows_of_a_gaussian_likelihood_give_the_exact_gp(rng, monkeypatch):
+    """Of the hyperparameters found, but for the noise, which is tracked from there."""
+    X, Y = make_data(rng)
+    monkeypatch.setattr(MODULE, "FEW", MODULE.FEW[:1])
+    recipe = gpn.defaults(gpflow.kernels.Matern32(), X, Y)
+    recipe.fit(progress=False)
+    model = recipe.model
+    scaled = recipe.scaling((X, Y), model.likelihood)
+    exact = gpflow.models.GPR(scaled[:2], model.kernel, likelihood=model.likelihood)
+    new = np.linspace(X.min() - 1.0, X.max() + 1.0, 30)[:, None]
+    mean, variance = exact.predict_f(recipe.scaling.inputs(new))
+    got = model.predict_f(new)
+    np.testing.assert_allclose(got[0], recipe.scaling.original_mean(mean), atol=0.1)
+    np.testing.assert_allclose(got[1], variance * np.std(Y) ** 2, rtol=1e-3)
+    np.testing.assert_allclose(model.likelihood.variance, recipe.likelihood.variance, rtol=0.02)
+
+
+def test_duplicated_rows_do_not_lead_to_no_noise():
+    """From lengthscales 1 in five dimensions the fit ends at noise 1e-6, and at no correlation."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(150, 5))
+    Y = np.sin(X[:, :1]) + 0.5 * rng.normal(size=(150, 1))
+    X, Y = np.vstack([X, X[:50]]), np.vstack([Y, Y[:50]])
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=np.ones(5))
+    recipe = gpn.defaults(kernel, X, Y)
+    assert 0.2 < recipe.likelihood.variance.numpy() < 0.45  # the truth is .36 of var Y
+    np.testing.assert_allclose(kernel.lengthscales, 1.0)
+
+
+def test_of_candidates_within_a_standard_error_the_one_nearest_to_the_kernel_is_kept(rng):
+    first = rng.normal(size=100)
+    noise = rng.normal(size=100)
+    noise = (noise - noise.mean()) / noise.std()  # a standard error of .1
+    for gain, kept in ((-1.0, 0), (0.05, 0), (0.2, 1)):
+        assert MODULE._nearest_to_best([first, first + gain + noise]) == kept
+    # Nearest to the best of all, not to the one before.
+    assert MODULE._nearest_to_best([first, first + 0.05 + noise, first + 1.0 + noise]) == 2
+    with pytest.raises(ValueError, match="not finite"):
+        MODULE._nearest_to_best([np.full(5, np.nan)])
+
+
+def test_candidates_are_those_that_take_the_kernel():
     X = np.linspace(0, 1, 20)[:, None]
     for kernel, names in (
-        (gpflow.kernels.SquaredExponential(), ["random features", "warped random features"]),
-        (gpflow.kernels.Linear(), ["random features"]),
-        (gpflow.kernels.ArcCosine(), ["adaptive basis", "free adaptive basis"]),
+        (gpflow.kernels.SquaredExponential(), ["inducing features", "warped random features"]),
+        (gpflow.kernels.Linear(), ["inducing features"]),
+        (gpflow.kernels.ArcCosine(), ["inducing features"]),
     ):
         recipe = gpn.defaults(kernel, X, np.sin(X))
         assert [each.name for each in recipe.candidates] == names

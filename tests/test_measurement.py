@@ -269,3 +269,27 @@ def test_smoothing_needs_a_kernel() -> None:
 def test_base_class_is_abstract() -> None:
     with pytest.raises(TypeError):
         MeasurementDistribution()
+
+
+def test_tracing_draws_nothing_from_numpys_generator():
+    draws = []
+    for traces in (1, 3):
+        np.random.seed(0)
+        distribution = UserDefined(lambda n: np.random.normal(size=(n, 1)))
+        for _ in range(traces):
+            sample = tf.function(distribution.sample, autograph=False)
+            sample.get_concrete_function(4, [0, 0])
+        draws.append(sample(4, [0, 0]).numpy())
+    np.testing.assert_array_equal(*draws)
+    assert not np.array_equal(sample(4, [0, 0]), draws[0])
+
+
+def test_functions_of_numpy_take_numbers_that_the_graph_alone_knows():
+    distribution = UserDefined(lambda n: np.full([n, 2], 1.0 * n))
+    sample = tf.function(distribution.sample, autograph=False)
+    points = sample(tf.constant(3), [0, 0], tf.zeros([5, 2], gpflow.default_float()))
+    np.testing.assert_array_equal(points, np.full([3, 2], 3.0))
+    with pytest.raises(ValueError, match="needs a fixed number of points"):
+        sample(tf.constant(3), [0, 0])
+    with pytest.raises(tf.errors.InvalidArgumentError):  # other columns than the batch
+        sample(tf.constant(3), [0, 0], tf.zeros([5, 1], gpflow.default_float()))

@@ -11,6 +11,7 @@ from check_shapes import check_shapes, inherit_check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import MeanAndVariance, TensorType
 
+from ..replicas import WHOLE, Share
 from .weights import WeightGaussian
 
 __all__ = ["InferenceNetwork", "LinearNetwork"]
@@ -41,6 +42,16 @@ class InferenceNetwork(Module, abc.ABC):
     def __call__(self, X: TensorType, full_cov: bool = False) -> MeanAndVariance:
         """Mean and (co)variance of L latent GPs at X."""
 
+    @check_shapes("X: [N, D]", "return[0]: [N, L]", "return[1]: [L, N, N]")
+    def shared_moments(self, X: TensorType, share: Share) -> MeanAndVariance:
+        """Mean and full covariance at X on each replica, for losses that count one
+        ``share.number``-th on each.
+
+        A network made of row-by-row quantities computes those of the share, and gathers them; here
+        all replicas compute everything.
+        """
+        return self(X, full_cov=True)
+
     @check_shapes(
         "X: [B, D]",
         "points: [M, D]",
@@ -50,11 +61,14 @@ class InferenceNetwork(Module, abc.ABC):
         "return[3]: [L, M, M]",
     )
     def joint_moments(
-        self, X: TensorType, points: TensorType
+        self, X: TensorType, points: TensorType, share: Share = WHOLE
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Moments at X and points together, as constants, and at points, for gradients."""
-        mean, cov = self(tf.concat([X, points], axis=0), full_cov=True)
-        return (tf.stop_gradient(mean), tf.stop_gradient(cov), *self(points, full_cov=True))
+        """Moments at X and points together, as constants, and at points, for gradients.
+
+        :param share: as for :meth:`shared_moments`.
+        """
+        mean, cov = self.shared_moments(tf.concat([X, points], axis=0), share)
+        return (tf.stop_gradient(mean), tf.stop_gradient(cov), *self.shared_moments(points, share))
 
     @property
     def num_latent_gps(self) -> int | None:
@@ -175,15 +189,34 @@ class LinearNetwork(InferenceNetwork):
         residual = self.residual_covariance(X, features, full_cov=True)
         return self._mean(features, X), cov if residual is None else cov + residual
 
+    @property
+    def _has_residual(self) -> bool:
+        return type(self).residual_covariance is not LinearNetwork.residual_covariance
+
+    @inherit_check_shapes
+    def shared_moments(self, X: TensorType, share: Share) -> MeanAndVariance:
+        if self._has_residual:
+            return super().shared_moments(X, share)
+        mean, root = self._shared_root(X, share)
+        return mean, tf.matmul(root, root, transpose_b=True)
+
+    def _shared_root(self, X: TensorType, share: Share) -> tuple[tf.Tensor, tf.Tensor]:
+        """Mean [N, L], and root [L, N, R] of the covariance at X."""
+        own = share.rows(X)
+        features = self.latent_features(own)
+        mean, root = self._mean(features, own), self.weights.project(features)
+        size = tf.shape(X)[0] if X.shape[0] is None else X.shape[0]
+        return share.gather(mean, size), share.gather(root, size, axis=-2)
+
     @inherit_check_shapes
     def joint_moments(
-        self, X: TensorType, points: TensorType
+        self, X: TensorType, points: TensorType, share: Share = WHOLE
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        if type(self).residual_covariance is not LinearNetwork.residual_covariance:
-            return super().joint_moments(X, points)
-        rows, measured = self.latent_features(X), self.latent_features(points)
-        rows_mean, mean = self._mean(rows, X), self._mean(measured, points)
-        rows_root, root = self.weights.project(rows), self.weights.project(measured)
+        if self._has_residual:
+            return super().joint_moments(X, points, share)
+        (rows_mean, rows_root), (mean, root) = (
+            self._shared_root(values, share) for values in (X, points)
+        )
         cov = tf.matmul(root, root, transpose_b=True)
         cross = tf.matmul(rows_root, root, transpose_b=True)
         joint = tf.concat(
@@ -223,7 +256,7 @@ class LinearNetwork(InferenceNetwork):
 
         :raises NotImplementedError: where part of it is not carried by the features.
         """
-        if type(self).residual_covariance is not LinearNetwork.residual_covariance:
+        if self._has_residual:
             raise NotImplementedError(
                 f"{type(self).__name__} has covariance beyond its features, which whole-function "
                 "samples would miss; use predict_f_samples."

@@ -15,6 +15,7 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import positive, triangular
 
 from ..random_numbers import normal
+from ..replicas import Share
 from .base import InferenceNetwork
 from .initialisation import starting_prior, typical_inputs
 from .mlp import MLP, check_hidden_units, with_ones
@@ -150,7 +151,15 @@ class BNN(InferenceNetwork):
 
     @inherit_check_shapes
     def __call__(self, X: TensorType, full_cov: bool = False) -> MeanAndVariance:
-        values = self.sampled_values(X)
+        return self._moments(self.sampled_values(X), full_cov)
+
+    @inherit_check_shapes
+    def shared_moments(self, X: TensorType, share: Share) -> MeanAndVariance:
+        values = self.sampled_values(share.rows(X))  # [S, N, L], the same functions everywhere
+        size = tf.shape(X)[0] if X.shape[0] is None else X.shape[0]
+        return self._moments(share.gather(values, size, axis=1), full_cov=True)
+
+    def _moments(self, values: tf.Tensor, full_cov: bool) -> MeanAndVariance:
         mean = tf.reduce_mean(values, axis=0)
         scaled = (values - mean) / np.sqrt(self.num_samples - 1)
         if not full_cov:

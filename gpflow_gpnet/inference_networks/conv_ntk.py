@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from check_shapes import check_shapes
+from check_shapes import check_shapes, inherit_check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import MeanAndVariance, TensorType
 from gpflow.config import default_float
@@ -17,6 +17,7 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import freeze
 
 from ..latent_prior import latent_variance
+from ..replicas import Share
 from .base import InferenceNetwork
 from .mlp import KerasBody, as_activation, check_hidden_units, value_and_slope, with_ones
 from .ntk import fan_in_variances, gram, log_variances
@@ -153,6 +154,11 @@ class ConvNTK(InferenceNetwork):
                 f"[..., N, {', '.join(map(str, self.image_shape))}], got shape {tuple(X.shape)}."
             )
         return self.heads(self.body(X), full_cov)
+
+    @inherit_check_shapes
+    def shared_moments(self, X: TensorType, share: Share) -> MeanAndVariance:
+        size = tf.shape(X)[0] if X.shape[0] is None else X.shape[0]
+        return self.heads(share.gather(self.body(share.rows(X)), size), full_cov=True)
 
 
 class _ClassHeads(Module):
