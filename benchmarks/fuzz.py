@@ -562,9 +562,14 @@ def _check_posterior(case: Case, model: Any, data: tuple[Any, ...]) -> bool:
         expected, expected_var = _exact_gp(case, X, targets, Xnew, noise)
     else:
         features, at_new = (network.latent_features(rows)[0] for rows in (X, Xnew))
-        expected, expected_var = _regression(
-            np.asarray(features, float), targets, np.asarray(at_new, float), noise
+        offset, at_new_offset = (
+            0.0 if network.offset(rows) is None else np.asarray(network.offset(rows), float)
+            for rows in (X, Xnew)
         )
+        expected, expected_var = _regression(
+            np.asarray(features, float), targets - offset, np.asarray(at_new, float), noise
+        )
+        expected = expected + at_new_offset
         rest = network.residual_covariance(Xnew, at_new[None], full_cov=False)
         if rest is not None:
             expected_var = expected_var + np.asarray(rest, float).T
