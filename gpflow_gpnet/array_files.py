@@ -90,11 +90,12 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
             arrays = {name: members[name] for name in members.files if name != "header"}
     except _DAMAGE as error:
         raise ValueError(f"it is damaged or no file of arrays ({error})") from error
-    if not isinstance(header, dict) or header.get("kind") != _KIND:
+    ours = isinstance(header, dict) and header.get("kind") == _KIND
+    if not ours or not isinstance(header.get("format"), int):
         raise ValueError("it was not written by gpflow_gpnet")
     if header["format"] > _FORMAT:
         raise ValueError(
-            f"gpflow_gpnet {header['gpflow_gpnet']} wrote it in format {header['format']}, but "
+            f"gpflow_gpnet {header.get('gpflow_gpnet')} wrote it in format {header['format']}, but "
             f"{__version__} knows formats up to {_FORMAT}"
         )
     return header, arrays

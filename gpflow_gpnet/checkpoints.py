@@ -21,6 +21,7 @@ from .saving import named_variables, unlike
 __all__ = ["Checkpoints", "TrainingState"]
 
 _NAME = re.compile(r"step-(\d+)(?:-(\d+))?\.npz")
+_HEADER = {"step", "seed", "seconds", "history", "numpy", "kept"}
 
 
 class Checkpoints:
@@ -60,7 +61,9 @@ class Checkpoints:
             except ValueError as error:
                 reason = str(error)
             if reason is None:
-                self._kept = [*header["kept"], path.name]
+                # Names alone: a file from elsewhere must not choose what is deleted.
+                kept = [name for name in header["kept"] if _NAME.fullmatch(name)]
+                self._kept = [*kept, path.name]
                 return header, arrays
             warnings.warn(
                 f"The checkpoint {path} is not used, and left where it is: {reason}.",
@@ -156,7 +159,7 @@ class TrainingState:
 
     def refuse(self, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> str | None:
         """Why a checkpoint is not one of this model and optimiser, or None."""
-        if "step" not in header:
+        if not header.keys() >= _HEADER or "random/numpy" not in arrays:
             return "it is not a checkpoint of fit"
         saved = {name: a for name, a in arrays.items() if name.startswith(("model/", "optimizer/"))}
         return unlike(self._variables(saved), saved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -270,7 +271,7 @@ def fit(
                 if saving:
                     _check_parameters(model, number)
             except tf.errors.InvalidArgumentError as error:
-                message = f"Step {number} failed. {error.message}"
+                message = f"Step {number} failed. {_assertion(error.message)}"
                 raise FloatingPointError(_with_last_good(message, model, checkpoints)) from error
             except FloatingPointError as error:
                 raise FloatingPointError(_with_last_good(f"{error}", model, checkpoints)) from None
@@ -601,6 +602,12 @@ def _with_last_good(message: str, model: BayesianModel, checkpoints: Checkpoints
     if checkpoints is None:
         return f"{message} With checkpoint_dir=... the last good state would have been kept."
     return f"{message} {checkpoints.advice()}"
+
+
+def _assertion(message: str) -> str:
+    """What an assertion says, without what TensorFlow puts before it: a trace of the graph."""
+    parts = re.split(r"assertion failed: |Summarized data: ", message, maxsplit=1)
+    return parts[-1]
 
 
 def _mean_loss(losses: list[tf.Tensor], step: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from gpflow.likelihoods import Gaussian
 from . import gaussians
 from .gpnet import GPNet
 from .inference_networks import FullGaussian, LinearNetwork
-from .likelihoods import base_likelihood, observed, row_weights
+from .likelihoods import KnownNoise, base_likelihood, observed, row_weights
 from .replicas import Replicas, Share
 from .step_sizes import InverseSqrt, Schedule, as_schedule
 
@@ -32,6 +33,14 @@ _POLISH_DRAWS = 32
 
 _REFINEMENTS = 2
 """Conjugate-gradient iterations on the weights' mean between factorisations."""
+
+
+_SITE_ITERATIONS = 20
+"""For new rows' sites to reach their fixed point: half steps, 1e-6 of the first gap is left."""
+
+
+_ROUNDED_PRIOR = 0.5
+"""Rounding of Λ, in units of the prior's precision, from which on variances are wrong."""
 
 
 _ROWS_TO_SPARE = 1000
@@ -146,7 +155,7 @@ class FunctionalMirrorDescent(tf.Module):
         self._hyper_adam = self._new_adam(self.hyper_learning_rate)
         self._built_for: GPNet | None = None
         # In a namespace, since tf.Module would track a plain dict and refuse to save its keys.
-        self._compiled = SimpleNamespace(step={}, polish={}, unpickled=None)
+        self._compiled = SimpleNamespace(step={}, polish={}, absorb=None, unpickled=None)
 
     def _new_adam(self, schedule: Schedule) -> Any:
         # The legacy class makes slots for variables it has not seen, so unfreezing goes on.
@@ -377,6 +386,71 @@ class FunctionalMirrorDescent(tf.Module):
             precision / rows + correction[0] / max(draws, 1),
             shift / rows + correction[1] / max(draws, 1),
         )
+        self._natural_parameters.warn_of_rounding()
+
+    def absorb(self, rows: RegressionData, iterations: int | None = None) -> None:
+        r"""Bayes' rule for new rows alone: the weights' posterior so far is their prior.
+
+        :math:`Λ ← Λ + Φ^\top R^{-1} Φ, θ ← θ + Φ^\top R^{-1} y`, and ``num_data`` grows by the
+        number of rows; old rows are not needed. For Gaussian noise this is exact: in any chunks and
+        any order the posterior of all rows at once. For other likelihoods the new rows' sites are
+        iterated to their fixed point with the old posterior held, and sites of old rows stay
+        (streaming variational Bayes, Broderick et al. 2013; Bui, Nguyen and Turner 2017).
+
+        It holds for the features, hyperparameters, noise and :attr:`GPNet.scaling` that the old
+        rows were absorbed with, so nothing but the weights may have moved since: ``fit`` ends
+        that way, by polishing; single steps do not. The prior correction stays that of the old
+        rows' measurement points. A model at the prior, which has seen no row, starts from N(0, I),
+        without the correction, and counts its rows from 0.
+
+        >>> optimizer = gpn.FunctionalMirrorDescent()
+        >>> history = gpn.fit(
+        ...     model, (X, Y), optimizer=optimizer, num_steps=3, seed=0, progress=False
+        ... )
+        >>> optimizer.absorb((X + 1.0, np.sin(X + 1.0)))  # 20 rows more
+        >>> model.num_data
+        40
+
+        :param rows: X [B, D] and Y [B, P] (and row data), new ones, all at once in memory with
+            their features [B, F].
+        :param iterations: of the sites; by default 1 for Gaussian noise and 20 for others.
+        :raises ValueError: before :meth:`build`, if steps are not natural, if all of the weights'
+            Gaussian is frozen, or for data that do not fit the model.
+        """
+        model = self._model
+        if not self.takes_natural_steps:
+            raise ValueError(
+                "absorb needs natural steps, of a network linear in its weights with a full "
+                f"covariance, got {type(model.inference_network).__name__}."
+            )
+        if all(_frozen(model.inference_network)):
+            raise ValueError("absorb needs q_mu or q_sqrt to be trainable, but both are frozen.")
+        if iterations is not None and iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {iterations}.")
+        X, Y = model.checked(rows)
+        seen = (model.num_data or 0) if model.inference_network.is_trained else 0
+        model.initialise(X)
+        if iterations is None:
+            exact = isinstance(base_likelihood(model.likelihood), (Gaussian, KnownNoise))
+            iterations = 1 if exact else _SITE_ITERATIONS
+        if self._compiled.absorb is None:
+            self._compiled.absorb = tf.function(
+                lambda X, Y: self._evidence(*model.scaled((X, Y))),
+                autograph=False,
+                reduce_retracing=True,
+            )
+        old_precision, old_shift = self._natural_parameters.present()
+        for iteration in range(iterations):
+            precision, shift = self._compiled.absorb(X, Y)
+            # Damped from the second on, since sites found far from their fixed point overshoot.
+            beta = 1.0 if iteration == 0 else 0.5
+            self._natural_parameters.mix(beta, old_precision + precision, old_shift + shift)
+        self._natural_parameters.warn_of_rounding()
+        total = int(X.shape[0]) + seen
+        if isinstance(model.num_data, tf.Variable):
+            model.num_data.assign(tf.cast(total, model.num_data.dtype))
+        else:
+            model.num_data = total
 
     # ------------------------------------------------------------------ the compiled step
 
@@ -494,7 +568,8 @@ class FunctionalMirrorDescent(tf.Module):
             loss = divergence / share.number - model.likelihood_scale(X) * fit
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
         site = _site(network.weights.mean(rows), d_mean, d_variance)
-        precision, shift = _target_parameters(rows, site, share)
+        precision, shift = _site_parameters(rows, site)
+        precision = _plus_prior(precision, share.number)
         if factors is not None:
             correction = _correction_parameters(measured, factors, offset, share)
             precision, shift = precision + correction[0], shift + correction[1]
@@ -505,21 +580,25 @@ class FunctionalMirrorDescent(tf.Module):
         self, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Natural parameters that a natural step with β = 1 moves to, features frozen."""
-        model, network = self._model, self._model.inference_network
-        batch = model.scaled((X, Y))
+        batch = self._model.scaled((X, Y))
+        scale = self._model.likelihood_scale(X)
 
         def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
-            X, Y = share.of(batch)
-            rows = network.latent_features(X)
-            mean, variance = network.marginals(rows, X)
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([mean, variance])
-                fit = model.expected_log_likelihood(X, mean, variance, Y)
-                loss = -model.likelihood_scale(batch[0]) * fit
-            site = _site(network.weights.mean(rows), *tape.gradient(loss, [mean, variance]))
-            return _target_parameters(rows, site, share)
+            precision, shift = self._evidence(*share.of(batch))
+            return _plus_prior(scale * precision, share.number), scale * shift
 
         return replicas.sum(part)
+
+    def _evidence(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Natural parameters of the own sites of scaled rows, features frozen."""
+        model, network = self._model, self._model.inference_network
+        rows = network.latent_features(X)
+        mean, variance = network.marginals(rows, X)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([mean, variance])
+            loss = -model.expected_log_likelihood(X, mean, variance, Y)
+        site = _site(network.weights.mean(rows), *tape.gradient(loss, [mean, variance]))
+        return _site_parameters(rows, site)
 
     def _correction(
         self, replicas: Replicas, X: tf.Tensor, seed: tf.Tensor
@@ -724,18 +803,17 @@ def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _
     return _Site(precision, precision * mean - d_mean)
 
 
-def _target_parameters(
-    features: tf.Tensor, site: _Site, share: Share
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """I + Φᵀ R⁻¹ Φ [L, F, F] and Φᵀ R⁻¹ y [L, F] of features [K, B, F]: a share's part of both.
-
-    :param features: of the share's rows.
-    """
+def _site_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.Tensor]:
+    """Φᵀ R⁻¹ Φ [L, F, F] and Φᵀ R⁻¹ y [L, F] of features [K, B, F]."""
     weighted = tf.transpose(tf.sqrt(site.precision))[..., None] * features  # [L, B, F]
     precision = tf.matmul(weighted, weighted, transpose_a=True)
-    precision = gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]) / share.number)
     shift = tf.matmul(features, tf.transpose(site.shift)[..., None], transpose_a=True)
     return precision, shift[..., 0]
+
+
+def _plus_prior(precision: tf.Tensor, replicas: int) -> tf.Tensor:
+    """I + precision [L, F, F], of which each replica gives its part."""
+    return gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]) / replicas)
 
 
 def _correction_parameters(
@@ -797,6 +875,12 @@ class _NaturalParameters(tf.Module):
         mean = tf.transpose(self._network.q_mu)[..., None]
         return precision, tf.matmul(precision, mean)[..., 0]
 
+    def present(self, unchanged: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+        """Λ and θ of q_mu and q_sqrt as they are now."""
+        if unchanged is None:
+            unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
+        return tf.cond(unchanged, lambda: (self.precision.value(), self.shift.value()), self._read)
+
     def mix(
         self,
         beta: tf.Tensor | float,
@@ -813,9 +897,7 @@ class _NaturalParameters(tf.Module):
         if mean_stays and root_stays:
             return
         unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
-        old_precision, old_shift = tf.cond(
-            unchanged, lambda: (self.precision.value(), self.shift.value()), self._read
-        )
+        old_precision, old_shift = self.present(unchanged)
         beta = tf.cast(beta, precision.dtype)
         new_precision = old_precision
         new_shift = (1.0 - beta) * old_shift + beta * shift
@@ -834,6 +916,20 @@ class _NaturalParameters(tf.Module):
             fresh = tf.logical_and(unchanged, self.age <= staleness)
             tf.cond(fresh, self._refine_mean, self._factorise)
         self.fingerprint.assign(self._fingerprint())
+
+    def warn_of_rounding(self) -> None:
+        """Say so where Λ = I + … is so large that its float type does not hold the prior's I."""
+        largest = float(tf.reduce_max(tf.linalg.diag_part(self.precision)))
+        if largest * np.finfo(self.precision.dtype.as_numpy_dtype).eps > _ROUNDED_PRIOR:
+            name = self.precision.dtype.name
+            warnings.warn(
+                f"The weights' precision has entries of {largest:.2g}, beside which {name} rounds "
+                "the prior's 1 away: predicted variances may be wrong. The noise variance is tiny "
+                "for the kernel's variance and the number of rows: scale the targets, raise it, or "
+                "use float64.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _times_mean(self, matrix: tf.Tensor) -> tf.Tensor:
         return tf.matmul(matrix, tf.transpose(self._network.q_mu)[..., None])[..., 0]

@@ -43,7 +43,8 @@ class Scaling(Module):
         :param input_center: [D]; input_scale: [D], positive.
         :param target_center: [P] or a number; target_scale: likewise, positive. Targets are left
             as they are where neither is given.
-        :raises ValueError: for scales that are not positive, or numbers that are not finite.
+        :raises ValueError: for scales that are not positive, numbers that are not finite, or
+            targets whose variances the float type cannot hold.
         """
         super().__init__()
         self.input_center = _constant(input_center, "input_center")
@@ -53,6 +54,13 @@ class Scaling(Module):
         scale = 1.0 if target_scale is None else target_scale
         self.target_center = _constant(center, "target_center")
         self.target_scale = _constant(scale, "target_scale", positive=True)
+        with np.errstate(over="ignore", under="ignore"):
+            squares = np.square(self.target_scale.numpy())
+        if not (np.isfinite(squares) & (squares >= np.finfo(squares.dtype).tiny)).all():
+            raise ValueError(
+                f"target_scale is {self.target_scale.numpy()}, whose square, the unit of variances,"
+                f" is beyond {squares.dtype}: give targets in other units, or use float64."
+            )
 
     @classmethod
     def from_data(cls, data: Any, *, targets: bool = True) -> Scaling:

@@ -50,6 +50,10 @@ def test_files_of_others_and_of_the_future_are_refused(rng, tmp_path, monkeypatc
     np.savez(tmp_path / "json.npz", header=np.frombuffer(b'{"kind": "x"}', np.uint8))
     with pytest.raises(ValueError, match="not written by gpflow_gpnet"):
         read_arrays(tmp_path / "json.npz")
+    header = b'{"kind": "gpflow_gpnet arrays", "format": "9"}'
+    np.savez(tmp_path / "text.npz", header=np.frombuffer(header, np.uint8))
+    with pytest.raises(ValueError, match="not written by gpflow_gpnet"):
+        read_arrays(tmp_path / "text.npz")
     with monkeypatch.context() as patch:
         patch.setattr(array_files, "_FORMAT", 9)
         write_arrays(tmp_path / "future", {}, {})

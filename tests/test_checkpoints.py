@@ -76,6 +76,27 @@ def test_what_cannot_be_used_is_named_and_never_deleted(tmp_path):
     assert (tmp_path / "step-000000004.npz").read_bytes() == whole[:-50]
 
 
+def test_a_checkpoint_from_elsewhere_runs_and_deletes_nothing(tmp_path):
+    """One whose header names files of others as its own, and one that holds an object."""
+    folder, precious = tmp_path / "run", tmp_path / "precious.npz"
+    precious.write_bytes(b"mine")
+    checkpoints = Checkpoints(folder, 1)
+    kept = ["../precious.npz", str(precious), "step-1/../../precious.npz"]
+    array_files.write_arrays(folder / "step-000000001.npz", {"step": 1, "kept": kept}, {})
+    assert checkpoints.newest(accept)[0]["step"] == 1
+    save(checkpoints, 2)
+    assert precious.read_bytes() == b"mine" and names(folder) == ["step-000000002.npz"]
+
+    class Trap:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    np.savez(folder / "step-000000003.npz", value=np.array([Trap()], object))
+    with pytest.warns(UserWarning, match=r"step-000000003\.npz is not used.*damaged or no file"):
+        assert checkpoints.newest(accept)[0]["step"] == 2
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_beside_a_refused_one_of_the_same_step_the_new_one_counts(tmp_path):
     (tmp_path / "step-000000004.npz").write_bytes(b"damaged")
     save(Checkpoints(tmp_path, 3), 4)

@@ -223,6 +223,30 @@ def test_arrays_of_another_model_leave_it_as_it_was(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, before[name])
 
 
+def test_a_file_made_to_run_code_is_refused_and_runs_none(tmp_path: Path) -> None:
+    """Arrays of a model in which one has become an object that acts when it is unpickled."""
+
+    class Trap:
+        def __reduce__(self) -> tuple:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    model, path = make_model(), tmp_path / "arrays.npz"
+    gpn.save_arrays(model, path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    name = "model/inference_network/weights/q_mu"
+    arrays[name] = np.full(arrays[name].shape, Trap(), object)
+    np.savez(path, **arrays)
+    before = model.inference_network.q_mu.numpy()
+    with pytest.raises(ValueError, match=r"arrays\.npz cannot be loaded: .*allow_pickle=False"):
+        gpn.load_into(model, path)
+    np.testing.assert_array_equal(model.inference_network.q_mu, before)
+    assert not (tmp_path / "sprung").exists()
+    with np.load(path, allow_pickle=True) as file, pytest.raises(OSError):
+        file[name], file[name]  # the trap works: twice, since a folder can be made once
+    assert (tmp_path / "sprung").exists()
+
+
 def test_variables_have_the_names_of_their_attributes() -> None:
     kernel = gpflow.kernels.SquaredExponential() + gpflow.kernels.White()
     models = [

@@ -267,6 +267,16 @@ def test_errors() -> None:
         gpn.Scaling.from_data((X, np.full((12, 1), np.nan)))
 
 
+@pytest.mark.parametrize("unit", [1e-25, 1e25])
+def test_targets_whose_variances_the_float_type_cannot_hold_are_refused(rng, unit) -> None:
+    """float64 holds them; in float32 all predicted variances would be 0 or infinite."""
+    X, Y = rng.normal(size=(9, 1)), unit * rng.normal(size=(9, 1))
+    assert gpn.Scaling.from_data((X, Y)).target_scale.numpy() > 0.1 * unit
+    with gpflow.config.as_context(gpflow.config.Config(float=np.float32)):
+        with pytest.raises(ValueError, match=r"target_scale is .* beyond float32: .* use float64"):
+            gpn.Scaling.from_data((X, Y))
+
+
 def test_is_saved_with_the_model(tmp_path) -> None:
     scaled, _ = pair_of_models()
     path = tf.train.Checkpoint(model=scaled).save(str(tmp_path / "model"))

@@ -205,6 +205,10 @@ class _Share:
     def q_mu(self) -> tf.Tensor:
         return self._joint.q_mu[self._rows]
 
+    def prior_kl(self) -> tf.Tensor:
+        """That of the joint Gaussian."""
+        return self._joint.prior_kl()
+
 
 def add(*networks: InferenceNetwork) -> InferenceNetwork:
     """A :class:`LinearSum` where it can be one, else a :class:`Sum`."""
