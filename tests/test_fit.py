@@ -539,7 +539,7 @@ def test_failures_name_parameters_and_the_last_good_checkpoint(rng, tmp_path):
 
     def spoil(step):
         if step == 5:
-            model.slope.assign(np.nan)
+            model.slope.unconstrained_variable.assign(np.nan)
 
     settings = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "callbacks": [spoil]}
     message = r"nan at step 6.*values: \.slope.*step-000000004\.npz.*load_into"
