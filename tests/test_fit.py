@@ -240,8 +240,8 @@ class Recorder(gpn.FunctionalMirrorDescent):
         super().__init__(**kwargs)
         self.trained, self.held, self.polished = set(), set(), set()
 
-    def compiled_step(self, held_out=False):
-        step = super().compiled_step(held_out)
+    def compiled_step(self, held_out=False, strategy=None):
+        step = super().compiled_step(held_out, strategy)
 
         def recorded(batch, held_out=None):
             self.trained |= set(batch[0].numpy().ravel())
@@ -250,10 +250,10 @@ class Recorder(gpn.FunctionalMirrorDescent):
 
         return recorded
 
-    def polish(self, batches):
+    def polish(self, batches, *, strategy=None):
         batches = list(batches)
         self.polished |= {x for X, _ in batches for x in X.numpy().ravel()}
-        super().polish(batches)
+        super().polish(batches, strategy=strategy)
 
 
 def test_held_out_rows_are_in_no_step_and_find_the_noise(rng):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from gpflow.likelihoods import Gaussian
 
 import gpflow_gpnet as gpn
+from gpflow_gpnet import hyperparameters
 
 RBF = gpflow.kernels.SquaredExponential
 
@@ -59,3 +60,28 @@ def test_leaves_out_rows_without_targets_and_sees_through_wrapped_likelihoods(rn
     np.testing.assert_allclose(kernels[0].lengthscales, kernels[1].lengthscales, rtol=1e-6)
     with pytest.raises(ValueError, match="no row without NaN"):
         gpn.fit_hyperparameters(kernels[0], wrapped, (X, np.full_like(gaps, np.nan)))
+
+
+def test_from_starts_goes_back_to_the_given_ones_where_no_noise_is_left(rng, monkeypatch):
+    """As when the search has gone astray from √D; settings reach both searches."""
+    seen = []
+
+    def search(kernel, likelihood, data, **settings):
+        seen.append((kernel.lengthscales.numpy(), likelihood.variance.numpy(), settings))
+        likelihood.variance.assign(2e-6 if len(seen) == 1 else 0.2)
+        kernel.lengthscales.assign([7.0] * 4)
+
+    monkeypatch.setattr(hyperparameters, "fit_hyperparameters", search)
+    kernel, likelihood = RBF(lengthscales=np.ones(4)), Gaussian(0.3)
+    data = rng.normal(size=(5, 4)), rng.normal(size=(5, 1))
+    hyperparameters.fit_from_starts(kernel, likelihood, data, seed=3)
+    for (lengthscales, noise, settings), expected in zip(seen, (2.0, 1.0), strict=True):
+        np.testing.assert_allclose(lengthscales, expected)
+        np.testing.assert_allclose(noise, 0.3)
+        assert settings == {"seed": 3}
+    np.testing.assert_allclose(likelihood.variance, 0.2)
+    # With noise, or from lengthscales of the user's own, one search is all.
+    kernel.lengthscales.assign([0.5] * 4)
+    hyperparameters.fit_from_starts(kernel, likelihood, data)
+    assert len(seen) == 3
+    np.testing.assert_allclose(seen[2][0], 0.5)

@@ -306,24 +306,6 @@ CHOICES = ("MAP", "GPNet", "GPNet, mean fixed", "exact regression", *list(METHOD
 # ------------------------------------------------------------------ training and scores
 
 
-class _Clock(gpn.callbacks.Callback):
-    """Seconds of training, over interruptions too."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.before = float(path.read_text()) if path.exists() else 0.0
-        self.started = time.perf_counter()
-
-    @property
-    def seconds(self) -> float:
-        """So far."""
-        return self.before + time.perf_counter() - self.started
-
-    def __call__(self, step: int) -> None:
-        if step % 100 == 0:
-            self.path.write_text(str(self.seconds))
-
-
 def train(
     problem: Problem, method: str, settings: Settings, out: Path
 ) -> tuple[Any, dict[str, float]]:
@@ -336,7 +318,6 @@ def train(
         model: Any = with_variance(problem, settings, mode.network)
     else:
         model = METHODS[method](problem, settings)
-    clock = _Clock(folder / "seconds")
     history = gpn.fit(
         model,
         problem.train,
@@ -344,17 +325,15 @@ def train(
         num_steps=settings.steps,
         batch_size=settings.batch_size,
         validation_data=tuple(values[:1000] for values in problem.test),
-        callbacks=[clock],
         checkpoint_dir=str(folder / "checkpoints"),
         checkpoint_every=500,
         log_every=20,
         seed=settings.seed,
     )
-    if history.num_rows:
-        curve = zip(*(history[name] for name in _CURVE), strict=True)
-        _append(folder / "curve.csv", _CURVE, curve)
-        clock.path.write_text(str(clock.seconds))
-    return model, {"steps": settings.steps, "seconds": float(clock.path.read_text())}
+    # A resumed run's history holds what was before.
+    (folder / "curve.csv").unlink(missing_ok=True)
+    _append(folder / "curve.csv", _CURVE, zip(*(history[name] for name in _CURVE), strict=True))
+    return model, {"steps": settings.steps, "seconds": float(history["seconds"][-1])}
 
 
 def with_variance(problem: Problem, settings: Settings, network: gpn.ConvNTK) -> gpn.GPNet:
