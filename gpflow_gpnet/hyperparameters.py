@@ -65,22 +65,32 @@ def fit_hyperparameters(
 def fit_from_starts(kernel: Kernel, likelihood: Likelihood, data: Any, **settings: Any) -> None:
     """:func:`fit_hyperparameters` where no start is known, of a kernel about scaled inputs.
 
-    From lengthscales √D, since the mean square distance of scaled inputs is 2 D: from 1 and in ten
-    dimensions all rows start far apart, and repeated ones can lead to a maximum with no noise and
-    no correlation. Where that ends without noise, for it has gone astray, from the ones given.
+    Lengthscales at GPflow's 1 start from √D, since the mean square distance of scaled inputs is
+    2 D: from 1 and in ten dimensions all rows start far apart, and repeated ones can lead to a
+    maximum with no noise and no correlation. Where that ends without noise, for it has gone astray,
+    they start from 1 after all.
+
+    :param kernel: its trainable Parameters are set; lengthscales of other values start from these.
+    :param likelihood: Gaussian, or a wrapped one.
+    :param data: scaled X [N, D] and Y [N, P].
+    :param settings: of :func:`fit_hyperparameters`, whose errors it raises.
     """
     modules = kernel, likelihood
     given = [
         {name: parameter.numpy() for name, parameter in parameter_dict(module).items()}
         for module in modules
     ]
-    for part in getattr(kernel, "kernels", [kernel]):
-        lengthscales = getattr(part, "lengthscales", None)
-        if isinstance(lengthscales, Parameter) and np.allclose(lengthscales, 1.0):
-            lengthscales.assign(np.full(lengthscales.shape, np.sqrt(np.shape(data[0])[1])))
+    moved = [
+        part.lengthscales
+        for part in getattr(kernel, "kernels", [kernel])
+        if isinstance(getattr(part, "lengthscales", None), Parameter)
+        and np.allclose(part.lengthscales, 1.0)
+    ]
+    for lengthscales in moved:
+        lengthscales.assign(np.full(lengthscales.shape, np.sqrt(np.shape(data[0])[1])))
     fit_hyperparameters(kernel, likelihood, data, **settings)
     noise = base_likelihood(likelihood).variance
-    if isinstance(noise, Parameter) and noise.numpy() < _NO_NOISE:
+    if moved and isinstance(noise, Parameter) and noise.numpy() < _NO_NOISE:
         for module, values in zip(modules, given, strict=True):
             multiple_assign(module, values)
         fit_hyperparameters(kernel, likelihood, data, **settings)

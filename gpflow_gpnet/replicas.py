@@ -39,7 +39,7 @@ class Share:
         """This replica's slice of an axis; empty where there are too few rows."""
         if self.number == 1:
             return values
-        start, stop = self.bounds(_size(values, axis))
+        start, stop = self.bounds(size_of(values, axis))
         return values[(slice(None),) * (axis % len(values.shape)) + (slice(start, stop),)]
 
     def bounds(self, size: int | tf.Tensor) -> tuple[int | tf.Tensor, int | tf.Tensor]:
@@ -204,8 +204,8 @@ class Replicas:
             raise ValueError(f"Processes differ in {what}. By replica: {values}.")
 
 
-def _size(values: tf.Tensor, axis: int) -> int | tf.Tensor:
-    """Of an axis, an integer where it is known before the graph runs."""
+def size_of(values: tf.Tensor, axis: int = 0) -> int | tf.Tensor:
+    """Length of an axis, an integer where it is known before the graph runs."""
     size = values.shape[axis]
     return tf.shape(values)[axis] if size is None else size
 

@@ -68,7 +68,7 @@ def test_from_starts_goes_back_to_the_given_ones_where_no_noise_is_left(rng, mon
 
     def search(kernel, likelihood, data, **settings):
         seen.append((kernel.lengthscales.numpy(), likelihood.variance.numpy(), settings))
-        likelihood.variance.assign(2e-6 if len(seen) == 1 else 0.2)
+        likelihood.variance.assign(0.2 if len(seen) == 2 else 2e-6)
         kernel.lengthscales.assign([7.0] * 4)
 
     monkeypatch.setattr(hyperparameters, "fit_hyperparameters", search)
@@ -80,7 +80,7 @@ def test_from_starts_goes_back_to_the_given_ones_where_no_noise_is_left(rng, mon
         np.testing.assert_allclose(noise, 0.3)
         assert settings == {"seed": 3}
     np.testing.assert_allclose(likelihood.variance, 0.2)
-    # With noise, or from lengthscales of the user's own, one search is all.
+    # From lengthscales of the user's own there is no other start, noise or not.
     kernel.lengthscales.assign([0.5] * 4)
     hyperparameters.fit_from_starts(kernel, likelihood, data)
     assert len(seen) == 3

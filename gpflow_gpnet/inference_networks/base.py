@@ -11,7 +11,7 @@ from check_shapes import check_shapes, inherit_check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import MeanAndVariance, TensorType
 
-from ..replicas import WHOLE, Share
+from ..replicas import WHOLE, Share, size_of
 from .weights import WeightGaussian
 
 __all__ = ["InferenceNetwork", "LinearNetwork"]
@@ -205,7 +205,7 @@ class LinearNetwork(InferenceNetwork):
         own = share.rows(X)
         features = self.latent_features(own)
         mean, root = self._mean(features, own), self.weights.project(features)
-        size = tf.shape(X)[0] if X.shape[0] is None else X.shape[0]
+        size = size_of(X)
         return share.gather(mean, size), share.gather(root, size, axis=-2)
 
     @inherit_check_shapes

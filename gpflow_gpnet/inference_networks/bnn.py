@@ -15,7 +15,7 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import positive, triangular
 
 from ..random_numbers import normal
-from ..replicas import Share
+from ..replicas import Share, size_of
 from .base import InferenceNetwork
 from .initialisation import starting_prior, typical_inputs
 from .mlp import MLP, check_hidden_units, with_ones
@@ -156,8 +156,7 @@ class BNN(InferenceNetwork):
     @inherit_check_shapes
     def shared_moments(self, X: TensorType, share: Share) -> MeanAndVariance:
         values = self.sampled_values(share.rows(X))  # [S, N, L], the same functions everywhere
-        size = tf.shape(X)[0] if X.shape[0] is None else X.shape[0]
-        return self._moments(share.gather(values, size, axis=1), full_cov=True)
+        return self._moments(share.gather(values, size_of(X), axis=1), full_cov=True)
 
     def _moments(self, values: tf.Tensor, full_cov: bool) -> MeanAndVariance:
         mean = tf.reduce_mean(values, axis=0)

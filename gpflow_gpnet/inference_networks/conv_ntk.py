@@ -17,7 +17,7 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import freeze
 
 from ..latent_prior import latent_variance
-from ..replicas import Share
+from ..replicas import Share, size_of
 from .base import InferenceNetwork
 from .mlp import KerasBody, as_activation, check_hidden_units, value_and_slope, with_ones
 from .ntk import fan_in_variances, gram, log_variances
@@ -148,7 +148,7 @@ class ConvNTK(InferenceNetwork):
         size = int(np.prod(self.image_shape))
         if X.shape.rank is not None and tuple(X.shape[-3:]) == self.image_shape:
             X = tf.reshape(X, tf.concat([tf.shape(X)[:-3], [size]], axis=0))
-        elif X.shape[-1] not in (None, size):
+        elif X.shape[-1] not in (None, size_of(X)):
             raise ValueError(
                 f"X must have rows of {size} pixels or be images of shape "
                 f"[..., N, {', '.join(map(str, self.image_shape))}], got shape {tuple(X.shape)}."
@@ -157,8 +157,7 @@ class ConvNTK(InferenceNetwork):
 
     @inherit_check_shapes
     def shared_moments(self, X: TensorType, share: Share) -> MeanAndVariance:
-        size = tf.shape(X)[0] if X.shape[0] is None else X.shape[0]
-        return self.heads(share.gather(self.body(share.rows(X)), size), full_cov=True)
+        return self.heads(share.gather(self.body(share.rows(X)), size_of(X)), full_cov=True)
 
 
 class _ClassHeads(Module):
