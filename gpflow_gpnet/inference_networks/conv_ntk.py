@@ -148,7 +148,7 @@ class ConvNTK(InferenceNetwork):
         size = int(np.prod(self.image_shape))
         if X.shape.rank is not None and tuple(X.shape[-3:]) == self.image_shape:
             X = tf.reshape(X, tf.concat([tf.shape(X)[:-3], [size]], axis=0))
-        elif X.shape[-1] not in (None, size_of(X)):
+        elif X.shape[-1] not in (None, size):
             raise ValueError(
                 f"X must have rows of {size} pixels or be images of shape "
                 f"[..., N, {', '.join(map(str, self.image_shape))}], got shape {tuple(X.shape)}."
