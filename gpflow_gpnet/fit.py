@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,6 +41,8 @@ _HELD_OUT_ROWS = 256
 _PREDICTION_ROWS = 4096
 _LARGE_TARGETS = 30.0
 _WIDE_INPUTS = 1000.0
+_ROUNDED_DISTANCES = 0.01
+"""In squared lengthscales."""
 _OVERFITTING = 0.05
 """Nats per datum by which the validation NLPD must have risen to warn."""
 
@@ -247,6 +250,7 @@ def fit(
     score = _compiled_score(model)
     started = time.perf_counter() - (0.0 if saved is None else float(saved[0]["seconds"]))
     losses: list[tf.Tensor] = []
+    number = first
     shapes = None if saved is None else saved[0].get("shapes")
 
     # disable=None: no bar where nobody watches (not a terminal); leave=None: an inner one goes.
@@ -262,7 +266,7 @@ def fit(
             validating = validation is not None and (number % validate_every == 0 or last)
             saving = checkpoints is not None and (number % checkpoint_every == 0 or last)
             row = {}
-            try:
+            with _step_named(number, model, checkpoints):
                 losses.append(train_step(batch, *rest))
                 if rows is not None and polish_every is not None and number % polish_every == 0:
                     optimizer.polish(rows.in_order(), strategy=strategy)
@@ -270,11 +274,6 @@ def fit(
                     row["loss"], losses = _mean_loss(losses, number), []
                 if saving:
                     _check_parameters(model, number)
-            except tf.errors.InvalidArgumentError as error:
-                message = f"Step {number} failed. {_assertion(error.message)}"
-                raise FloatingPointError(_with_last_good(message, model, checkpoints)) from error
-            except FloatingPointError as error:
-                raise FloatingPointError(_with_last_good(f"{error}", model, checkpoints)) from None
             if row:
                 if validating:
                     row["validation_nlpd"] = score(validation)
@@ -300,7 +299,8 @@ def fit(
     if not any(isinstance(callback, EarlyStopping) for callback in callbacks):
         _warn_of_overfitting(history)
     if polish and natural and everything is not None:
-        optimizer.polish(everything.in_order(), strategy=strategy)
+        with _step_named(number, model, checkpoints):
+            optimizer.polish(everything.in_order(), strategy=strategy)
     return history
 
 
@@ -496,6 +496,16 @@ def _warn_of_lengthscales(model: BayesianModel, X: tf.Tensor) -> None:
     lengthscales = np.asarray(smoothing_lengthscales(model.kernel, X.shape[1]))
     spread = np.ptp(np.asarray(X), axis=0)
     # An input without a lengthscale, such as an output's index, has 0.
+    half = np.divide(spread, 2.0 * lengthscales, out=np.zeros_like(spread), where=lengthscales > 0)
+    rounding = float(np.sum(np.square(half))) * float(np.finfo(spread.dtype).eps)
+    if rounding > _ROUNDED_DISTANCES:
+        warnings.warn(
+            f"X is so wide for the kernel's lengthscales that {spread.dtype} rounds squared "
+            f"distances by {rounding:.2g} squared lengthscales: covariances may be wrong. "
+            "Standardise X, start from longer lengthscales, or use float64.",
+            UserWarning,
+            stacklevel=5,
+        )
     wide = np.flatnonzero((lengthscales > 0.0) & (spread > _WIDE_INPUTS * lengthscales))
     if wide.size:
         column = wide[0]
@@ -592,6 +602,20 @@ def _not_finite(model: BayesianModel) -> list[str]:
         for path, parameter in parameter_dict(model).items()
         if parameter.trainable and not np.isfinite(np.asarray(parameter)).all()
     ]
+
+
+@contextmanager
+def _step_named(
+    number: int, model: BayesianModel, checkpoints: Checkpoints | None
+) -> Iterator[None]:
+    """Failures of arithmetic say at which step, and where the last good state is."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        message = f"Step {number} failed. {_assertion(error.message)}"
+        raise FloatingPointError(_with_last_good(message, model, checkpoints)) from error
+    except FloatingPointError as error:
+        raise FloatingPointError(_with_last_good(f"{error}", model, checkpoints)) from None
 
 
 def _with_last_good(message: str, model: BayesianModel, checkpoints: Checkpoints | None) -> str:

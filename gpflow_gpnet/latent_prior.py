@@ -11,7 +11,7 @@ from gpflow.kernels import Kernel, MultioutputKernel
 
 from .spectral import is_stationary
 
-__all__ = ["latent_covariance", "latent_kernels", "latent_variance"]
+__all__ = ["center", "latent_covariance", "latent_kernels", "latent_variance"]
 
 
 def latent_kernels(kernel: Kernel) -> Sequence[Kernel]:
@@ -21,18 +21,32 @@ def latent_kernels(kernel: Kernel) -> Sequence[Kernel]:
     return (kernel,)
 
 
-def _centred(kernel: Kernel, X: tf.Tensor) -> tf.Tensor:
-    """Shift X to its mean where the kernel cannot tell: squared distances cancel far from 0."""
+@check_shapes("X: [batch..., N, D]")
+def center(kernel: Kernel, X: TensorType) -> tf.Tensor:
+    """What to subtract from inputs before the kernel: far from 0 squared distances cancel.
+
+    The median of each column, which a few far rows do not move; 0 where the kernel could tell.
+    """
+    X = tf.convert_to_tensor(X)
     if not is_stationary(kernel):
-        return X
-    return X - tf.stop_gradient(tf.reduce_mean(X, axis=-2, keepdims=True))
+        return tf.zeros([1, 1], X.dtype)
+    middle = tf.shape(X)[-2] // 2
+    return tf.stop_gradient(tf.sort(X, axis=-2)[..., middle : middle + 1, :])  # none of no rows
 
 
-@check_shapes("X: [batch..., N, D]", "return: [batch..., K, N, N]")
-def latent_covariance(kernel: Kernel, X: TensorType) -> tf.Tensor:
-    """Prior covariance of each distinct latent GP at X; K is 1 where all share the kernel."""
-    covariances = [k(_centred(k, tf.convert_to_tensor(X))) for k in latent_kernels(kernel)]
-    return tf.stack(covariances, axis=-3)
+@check_shapes(
+    "X: [batch..., N, D]",
+    "around: [broadcast batch..., M, D]",
+    "return: [batch..., K, N, N]",
+)
+def latent_covariance(kernel: Kernel, X: TensorType, around: TensorType | None = None) -> tf.Tensor:
+    """Prior covariance of each distinct latent GP at X; K is 1 where all share the kernel.
+
+    :param around: inputs whose :func:`center` to use; by default those of X itself.
+    """
+    X = tf.convert_to_tensor(X)
+    around = X if around is None else around
+    return tf.stack([k(X - center(k, around)) for k in latent_kernels(kernel)], axis=-3)
 
 
 @check_shapes("X: [batch..., N, D]", "return: [batch..., K, N]")

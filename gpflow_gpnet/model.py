@@ -44,7 +44,7 @@ from .measurement import (
     Mixture,
     as_measurement,
 )
-from .observations import sample_observations
+from .observations import predict_mean_and_var, sample_observations
 from .posterior import NetworkPosterior
 from .quantiles import predictive_quantiles
 from .replicas import WHOLE, Share
@@ -483,7 +483,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         assert_params_false(self.predict_y, full_cov=full_cov, full_output_cov=full_output_cov)
 
         def predict(X: tf.Tensor) -> MeanAndVariance:
-            return self.likelihood.predict_mean_and_var(X, *self._predict_scaled_f(X))
+            return predict_mean_and_var(self.likelihood, X, *self._predict_scaled_f(X))
 
         mean, variance = self._in_chunks(predict, self.scaled_inputs(Xnew))
         if self.scaling is None:

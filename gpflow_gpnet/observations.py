@@ -9,12 +9,17 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from check_shapes import check_shapes
 from gpflow import likelihoods
-from gpflow.base import TensorType
+from gpflow.base import MeanAndVariance, TensorType
 from gpflow.utilities import Dispatcher
 
-from .likelihoods import KnownNoise
+from .likelihoods import KnownNoise, base_likelihood
 
-__all__ = ["LikelihoodDispatcher", "conditional_distribution", "sample_observations"]
+__all__ = [
+    "LikelihoodDispatcher",
+    "conditional_distribution",
+    "predict_mean_and_var",
+    "sample_observations",
+]
 
 tfd = tfp.distributions
 
@@ -54,6 +59,41 @@ own likelihood is added by ::
     def _laplace(likelihood, X, F):
         return tfp.distributions.Laplace(F, likelihood.scale)
 """
+
+
+@check_shapes(
+    "X: [batch..., D]",
+    "mean: [batch..., L]",
+    "variance: [batch..., L]",
+    "return[0]: [batch..., P]",
+    "return[1]: [batch..., P]",
+)
+def predict_mean_and_var(
+    likelihood: likelihoods.Likelihood, X: TensorType, mean: tf.Tensor, variance: tf.Tensor
+) -> MeanAndVariance:
+    """Mean and variance of y at each row of X, for f ~ N(mean, variance).
+
+    >>> from gpflow_gpnet.observations import predict_mean_and_var
+    >>> predict_mean_and_var(likelihood, X, *model.predict_f(X))[1].shape
+    TensorShape([20, 1])
+
+    As the likelihood's own, but where that is GPflow's quadrature of E[y²] - E[y]², which cancels
+    for large targets and can be negative: Var[E[y | f]] + E[Var[y | f]] by the same quadrature.
+    """
+    base = base_likelihood(likelihood)
+    theirs = likelihoods.QuadratureLikelihood._predict_mean_and_var
+    if getattr(type(base), "_predict_mean_and_var", None) is not theirs:
+        return likelihood.predict_mean_and_var(X, mean, variance)
+
+    def conditional_mean(F: TensorType, X: TensorType) -> tf.Tensor:
+        return base.conditional_mean(X, F)
+
+    expected = base.quadrature(conditional_mean, mean, variance, X=X)
+
+    def spread(F: TensorType, X: TensorType) -> tf.Tensor:
+        return base.conditional_variance(X, F) + tf.square(base.conditional_mean(X, F) - expected)
+
+    return expected, base.quadrature(spread, mean, variance, X=X)
 
 
 @check_shapes("X: [N, D]", "mean: [N, L]", "variance: [N, L]", "return: [S, N, P]")

@@ -672,6 +672,15 @@ def test_inputs_far_wider_than_the_lengthscales_are_warned_of(rng):
     fit(make_gpnet(10, scaling=scaling), (1e6 * X, Y), 1)  # warnings are errors in these tests
 
 
+def test_a_failure_while_polishing_at_the_end_names_the_step(rng, monkeypatch):
+    def failing(*args, **kwargs):
+        tf.debugging.Assert(False, ["Cholesky of the prior failed"])
+
+    monkeypatch.setattr(gpn.FunctionalMirrorDescent, "polish", failing)
+    with pytest.raises(FloatingPointError, match=r"^Step 3 failed\. .*the prior failed"):
+        gpn.fit(make_gpnet(10), make_data(rng), num_steps=3, batch_size=5, progress=False)
+
+
 @pytest.mark.parametrize("noise", ["training", "held-out"])
 @pytest.mark.parametrize("parameter", ["variance", "scale"])
 def test_noise_of_targets_without_noise_stops_at_the_bound(rng, noise, parameter):

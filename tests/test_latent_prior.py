@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gpflow import kernels
 
-from gpflow_gpnet.latent_prior import latent_covariance, latent_kernels, latent_variance
+from gpflow_gpnet.latent_prior import center, latent_covariance, latent_kernels, latent_variance
 
 PARTS = [kernels.Matern32(1.3, [0.5, 2.0]), kernels.Linear([0.7, 0.2])]
 
@@ -55,3 +55,24 @@ def test_a_kernel_with_an_origin_sees_the_inputs_as_they_are(rng):
         np.testing.assert_allclose(latent_covariance(kernel, X)[latent], expected, rtol=1e-12)
     total = latent_covariance(PARTS[0] + linear, X)[0]
     np.testing.assert_allclose(total, expected + PARTS[0](X), rtol=1e-8)
+
+
+def test_covariance_is_right_far_from_zero_and_beside_a_far_row(rng, float_type):
+    """Where squared distances of inputs that are not centred would cancel."""
+    X = (1e3 + rng.normal(size=(6, 2))).astype(float_type)
+    X[0] += 1e4
+    kernel = kernels.SquaredExponential()
+    distances = np.sum((X[:, None] - X).astype(float) ** 2, axis=-1)
+    tolerance = 1e-5 if float_type == np.float32 else 1e-12
+    cov = latent_covariance(kernel, X)[0]
+    np.testing.assert_allclose(cov, np.exp(-0.5 * distances), atol=tolerance)
+    around = latent_covariance(kernel, X, around=X[1:2])[0]
+    np.testing.assert_allclose(around, cov, atol=tolerance)
+
+
+def test_center_is_zero_where_the_kernel_can_tell(rng):
+    X = rng.normal(size=(5, 2))
+    assert not np.any(center(kernels.Linear(), X))
+    median = np.median(X, axis=0, keepdims=True)
+    np.testing.assert_array_equal(center(kernels.SquaredExponential(), X), median)
+    assert latent_covariance(kernels.SquaredExponential(), X[:0]).shape == (1, 0, 0)

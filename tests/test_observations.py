@@ -8,7 +8,12 @@ import tensorflow_probability as tfp
 from gpflow import likelihoods
 from scipy import stats
 
-from gpflow_gpnet.observations import conditional_distribution, sample_observations
+from gpflow_gpnet.likelihoods import MissingTargets
+from gpflow_gpnet.observations import (
+    conditional_distribution,
+    predict_mean_and_var,
+    sample_observations,
+)
 
 X = np.linspace(-1.0, 1.0, 3)[:, None]
 SCALE = gpflow.functions.Linear(A=[[0.4]], b=0.6)
@@ -75,6 +80,26 @@ def test_samples_have_the_moments_of_predict_mean_and_var(rng, likelihood, value
     square = np.square(draws - draws.mean(axis=0))
     error = 6.0 * square.std(axis=0) / np.sqrt(number) + 2.0 * slack * (1.0 + spread)
     assert np.all(np.abs(square.mean(axis=0) - spread) < error)
+
+
+@pytest.mark.parametrize("likelihood, values", [*SCALAR.values(), *OTHERS.values()])
+@pytest.mark.parametrize("wrap", [lambda base: base, MissingTargets])
+def test_moments_are_the_likelihood_s(rng, likelihood, values, wrap) -> None:
+    latents = likelihood.latent_dim or 1
+    f = rng.normal(size=(3, latents)), 0.2 * np.ones((3, latents))
+    ours = predict_mean_and_var(wrap(likelihood), X, *f)
+    for mine, theirs in zip(ours, likelihood.predict_mean_and_var(X, *f), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-7, atol=1e-9)
+
+
+def test_variances_of_large_targets_do_not_cancel(float_type) -> None:
+    """GPflow's E[y²] - E[y]² is negative here in float32."""
+    mean, variance = np.array([[1e6, 0.0]], float_type), np.array([[4.0, 0.0]], float_type)
+    likelihood = likelihoods.HeteroskedasticTFPConditional()  # sd exp(0)
+    inputs = np.zeros((1, 1), float_type)
+    predicted, spread = predict_mean_and_var(likelihood, inputs, mean, variance)
+    np.testing.assert_allclose(predicted, 1e6, rtol=1e-6)
+    np.testing.assert_allclose(spread, 5.0, rtol=0.05 if float_type == np.float32 else 1e-9)
 
 
 @pytest.mark.parametrize("size", [1e2, 0.9e5, 1.1e5, 1e8])

@@ -77,6 +77,9 @@ FOUND = {
     "and in float32": dict(
         network="InducingFeatures", pathologies=("inputs + 1e6",), dtype="float32"
     ),
+    "predicted beside a far row": dict(
+        network="InducingFeatures", lengthscale=0.01, dtype="float32"
+    ),
 }
 
 
@@ -89,6 +92,12 @@ def test_what_the_campaign_found_is_right_now(name):
 def test_a_prior_that_rounding_swallows_is_warned_of(network):
     outcome = fuzz.run(replace(PLAIN, network=network, variance=1e6, noise=1e-3, dtype="float32"))
     assert outcome.kind == "warned" and "float32 rounds the prior's 1 away" in outcome.message
+
+
+def test_distances_that_rounding_swallows_are_warned_of():
+    outcome = fuzz.run(replace(PLAIN, lengthscale=1e-6, dtype="float32"))
+    assert outcome.kind == "warned" and "float32 rounds squared distances" in outcome.message
+    assert fuzz.run(replace(PLAIN, lengthscale=1e-6)).kind == "survived"
 
 
 def faulty(name, change):

@@ -16,8 +16,7 @@ from gpflow.kernels import Kernel
 from gpflow.models import SVGP
 
 from ..gaussians import cholesky
-from ..latent_prior import latent_covariance, latent_kernels, latent_variance
-from ..spectral import is_stationary
+from ..latent_prior import center, latent_covariance, latent_kernels, latent_variance
 from .base import LinearNetwork
 from .random_features import RFE
 from .weights import weight_gaussian
@@ -116,8 +115,8 @@ class InducingFeatures(LinearNetwork):
         factor = self.prior_root(kernel)
         X = tf.convert_to_tensor(X)
         rows = tf.reshape(X, [-1, X.shape[-1]])
-        center = self._center(kernel)
-        whitened = tf.linalg.triangular_solve(factor, kernel(self.Z - center, rows - center))
+        middle = center(kernel, self.Z)
+        whitened = tf.linalg.triangular_solve(factor, kernel(self.Z - middle, rows - middle))
         return tf.reshape(
             tf.transpose(whitened), tf.concat([tf.shape(X)[:-1], [tf.shape(factor)[-1]]], axis=0)
         )
@@ -125,23 +124,18 @@ class InducingFeatures(LinearNetwork):
     @check_shapes("return: [M, M]")
     def prior_root(self, kernel: Kernel) -> tf.Tensor:
         """L, the Cholesky factor of a latent GP's prior covariance at Z."""
-        prior = kernel(self.Z - self._center(kernel))
+        prior = kernel(self.Z - center(kernel, self.Z))
         return cholesky(
             tf.linalg.set_diag(prior, tf.linalg.diag_part(prior) + default_jitter()),
             "the prior at the inducing inputs",
         )
 
-    def _center(self, kernel: Kernel) -> tf.Tensor | float:
-        """What may be subtracted from inputs: far from 0 squared distances cancel."""
-        if not is_stationary(kernel):
-            return 0.0
-        return tf.stop_gradient(tf.reduce_mean(self.Z, axis=0))
-
     def residual_covariance(self, X: TensorType, features: tf.Tensor, full_cov: bool) -> tf.Tensor:
         if not full_cov:
             explained = tf.reduce_sum(tf.square(features), axis=-1)
             return tf.maximum(latent_variance(self.kernel, X) - explained, 0.0)
-        return latent_covariance(self.kernel, X) - tf.matmul(features, features, transpose_b=True)
+        prior = latent_covariance(self.kernel, X, around=self.Z)
+        return prior - tf.matmul(features, features, transpose_b=True)
 
     def prior_functions(
         self, num_samples: int, seed: tf.Tensor
