@@ -13,7 +13,6 @@ axis. N is streamed from files, whose reading is in the time.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import resource
@@ -167,7 +166,7 @@ def main() -> None:
     if arguments.case:
         print(json.dumps(measure(Case(**json.loads(arguments.case)))))
         return
-    from machine import describe_machine
+    from machine import describe_machine, write_rows
 
     print(describe_machine())
     rows: list[dict[str, Any]] = []
@@ -200,11 +199,9 @@ def main() -> None:
             )
             print(f"{axis}: time grows with the power {time_by:.2f}, memory {memory_by:.2f}")
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        from machine import write_rows  # TensorFlow, which the processes that measure need alone
+
+        write_rows(arguments.out, rows)
     if arguments.plot:
         plot(rows, arguments.plot)
 

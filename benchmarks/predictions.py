@@ -10,7 +10,6 @@ memory is the process's peak above that before the call.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import threading
 import time
@@ -24,7 +23,7 @@ import gpflow
 import numpy as np
 import psutil
 from gpytorch_svgp import GPyTorchSVGP, is_installed
-from machine import describe_machine
+from machine import describe_machine, write_rows
 
 import gpflow_gpnet as gpn
 
@@ -118,11 +117,7 @@ def main() -> None:
             f"peak {memory:.0f} MiB"
         )
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(args.out, rows)
 
 
 if __name__ == "__main__":

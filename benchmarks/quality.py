@@ -9,7 +9,6 @@ on at most 1,000 training rows, and their time is counted.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import gpflow
 import numpy as np
 import tensorflow as tf
-from machine import describe_machine
+from machine import describe_machine, write_rows
 
 import gpflow_gpnet as gpn
 from gpflow_gpnet import datasets
@@ -195,11 +194,7 @@ def main() -> None:
     print(describe_machine())
     rows = [row for name in args.only for row in run(name, args.data, args)]
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ since their joint algebra is cubic in the batch.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import socket
@@ -118,7 +117,7 @@ def main() -> None:
     if arguments.worker:
         _worker(arguments)
         return
-    from machine import describe_machine
+    from machine import describe_machine, write_rows
 
     machine = f"{describe_machine()}, float64, load {os.getloadavg()[0]:.1f} before"
     print(machine)
@@ -146,12 +145,7 @@ def main() -> None:
             f"({row['efficiency_same_batch_each']:4.0%})"
         )
     if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        with arguments.out.open("w", newline="") as file:
-            file.write(f"# {machine}\n")
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(arguments.out, rows, machine)
 
 
 if __name__ == "__main__":

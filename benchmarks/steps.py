@@ -11,7 +11,6 @@ measured in the same rounds.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from gpflow.keras import tf_keras
 from gpytorch_svgp import GPyTorchSVGP, is_installed
-from machine import describe_machine
+from machine import describe_machine, write_rows
 from published_step import published_gradients
 
 import gpflow_gpnet as gpn
@@ -268,11 +267,7 @@ def main() -> None:
     ours, theirs = "gradient, 1000 frequencies", "gradient as published, 1000 frequencies"
     print(f"{theirs} / ours: {typical[theirs] / typical[ours]:.2f}")
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(args.out, rows)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ import multiprocessing
 import resource
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from machine import describe_machine
+from machine import describe_machine, write_rows
 
 from gpflow_gpnet.datasets import stream
 from gpflow_gpnet.shards import ShardBatches
@@ -48,7 +50,7 @@ def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _measure(folder: Path, kind: str, batch_size: int, buffer_rows: int) -> None:
+def _measure(folder: Path, kind: str, batch_size: int, buffer_rows: int) -> dict[str, Any]:
     before, start = _peak_mb(), time.perf_counter()
     targets = None if kind == "npz" else "y"
     data = stream(folder / f"*.{kind}", targets=targets, buffer_rows=buffer_rows)
@@ -58,12 +60,15 @@ def _measure(folder: Path, kind: str, batch_size: int, buffer_rows: int) -> None
     rows = sum(len(batches(step)[0]) for step in range(batches.batches_per_epoch))
     epoch = time.perf_counter() - start
     assert rows == data.num_data
-    print(
-        f"{kind:8s} {rows:11,d} rows   pass {rows / one_pass:11,.0f} rows/s   epoch "
-        f"{rows / epoch:11,.0f} rows/s   peak memory: start {before:5.0f} MB, pass "
-        f"{after_pass:5.0f} MB, epoch {_peak_mb():5.0f} MB",
-        flush=True,
-    )
+    return {
+        "format": kind,
+        "rows": rows,
+        "pass_rows_per_second": rows / one_pass,
+        "epoch_rows_per_second": rows / epoch,
+        "start_peak_mb": before,
+        "pass_peak_mb": after_pass,
+        "epoch_peak_mb": _peak_mb(),
+    }
 
 
 def main() -> None:
@@ -72,21 +77,31 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["npz", "parquet", "csv"])
     parser.add_argument("--batch-size", type=int, default=500)
     parser.add_argument("--buffer-rows", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, help="CSV to write")
     arguments = parser.parse_args()
     print(describe_machine())
+    own_process = multiprocessing.get_context("spawn")
+    measured = []
     for kind in arguments.formats:
         for rows in arguments.rows:
-            with tempfile.TemporaryDirectory() as folder:
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                ProcessPoolExecutor(1, mp_context=own_process) as pool,
+            ):
                 size = _write(Path(folder), kind, rows)
-                print(f"{kind}: {size:.2f} GB", flush=True)
-                process = multiprocessing.get_context("spawn").Process(
-                    target=_measure,
-                    args=(Path(folder), kind, arguments.batch_size, arguments.buffer_rows),
+                sizes = arguments.batch_size, arguments.buffer_rows
+                row = pool.submit(_measure, Path(folder), kind, *sizes).result()
+                print(
+                    f"{kind:8s} {size:5.2f} GB {rows:11,d} rows   pass "
+                    f"{row['pass_rows_per_second']:11,.0f} rows/s   epoch "
+                    f"{row['epoch_rows_per_second']:11,.0f} rows/s   peak memory: start "
+                    f"{row['start_peak_mb']:5.0f} MB, pass {row['pass_peak_mb']:5.0f} MB, epoch "
+                    f"{row['epoch_peak_mb']:5.0f} MB",
+                    flush=True,
                 )
-                process.start()
-                process.join()
-                if process.exitcode:
-                    raise SystemExit(f"{kind} with {rows} rows failed.")
+                measured.append({"gigabytes": size, **row})
+    if arguments.out:
+        write_rows(arguments.out, measured)
 
 
 if __name__ == "__main__":

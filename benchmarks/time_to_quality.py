@@ -12,7 +12,6 @@ Seconds are those of training: test scores are taken with the clock stopped.
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import gpflow
 import numpy as np
 from gpflow.keras import tf_keras
-from machine import describe_machine
+from machine import describe_machine, write_rows
 
 import gpflow_gpnet as gpn
 from gpflow_gpnet import datasets
@@ -182,11 +181,7 @@ def main() -> None:
     for name in args.only:
         rows += compare(name, args)
         if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            with args.out.open("w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
+            write_rows(args.out, rows)
     summary(rows)
     if args.plot:
         plot(rows, args.plot)
