@@ -14,7 +14,7 @@ from gpflow.likelihoods import Gaussian, Likelihood, StudentT
 from .checks import check_shape, to_tensors
 from .likelihoods import KnownNoise, MissingTargets, Weighted, base_likelihood
 
-__all__ = ["Scaling", "column_moments"]
+__all__ = ["Scaling", "column_moments", "constant_scale"]
 
 
 class Scaling(Module):
@@ -161,8 +161,14 @@ def _moments(values: AnyNDArray, name: str) -> tuple[AnyNDArray, AnyNDArray]:
 
 
 def column_moments(values: AnyNDArray) -> tuple[AnyNDArray, AnyNDArray]:
-    """Mean and standard deviation [D] of columns [N, D], without NaN; 1 if constant."""
+    """Mean and standard deviation [D] of columns [N, D], without NaN; see `constant_scale`."""
     values = np.asarray(values, dtype=np.float64)
     # Rounding can leave a constant column with a tiny spread about its mean, none in its range.
     constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
-    return np.nanmean(values, axis=0), np.where(constant, 1.0, np.nanstd(values, axis=0))
+    mean = np.nanmean(values, axis=0)
+    return mean, np.where(constant, constant_scale(mean), np.nanstd(values, axis=0))
+
+
+def constant_scale(values: AnyNDArray) -> AnyNDArray:
+    """Of columns [D] with one value each: 1, or what the float type can tell from the value."""
+    return np.maximum(1.0, np.finfo(default_float()).eps * np.abs(values))

@@ -18,7 +18,7 @@ from gpflow.base import RegressionData
 from gpflow.config import default_float
 
 from .batches import Batches
-from .scaling import Scaling
+from .scaling import Scaling, constant_scale
 
 __all__ = ["ShardBatches", "Shards"]
 
@@ -269,12 +269,12 @@ class _Moments:
         self._high = np.maximum(self._high, np.where(there, values, -np.inf).max(axis=0))
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation; 1 for columns that do not vary."""
+        """Mean and standard deviation; `constant_scale` for columns that do not vary."""
         if (self._number == 0).any():
             column = int(np.flatnonzero(self._number == 0)[0])
             raise ValueError(f"Column {column} of the targets has no value at all.")
         sd = np.sqrt(self._squares / self._number)
-        return self._mean, np.where(self._low == self._high, 1.0, sd)
+        return self._mean, np.where(self._low == self._high, constant_scale(self._mean), sd)
 
 
 def _regrouped(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:

@@ -256,6 +256,15 @@ def test_constant_columns_keep_their_scale() -> None:
     np.testing.assert_array_equal(one_row.input_scale, np.ones(2))
 
 
+def test_scale_of_a_huge_constant_is_its_rounding(float_type) -> None:
+    """So that inputs beside it are not astronomically far from it."""
+    eps = np.finfo(float_type).eps
+    scaling = gpn.Scaling.from_data((np.full((12, 1), 1e30, float_type), np.ones((12, 1))))
+    np.testing.assert_allclose(scaling.input_scale, 1e30 * eps, rtol=1e-6)
+    beside = np.full((1, 1), 1e30 * (1 + 4 * eps), float_type)
+    assert 2.0 <= scaling.inputs(beside)[0, 0] <= 6.0
+
+
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"input_scale must be .* positive"):
         gpn.Scaling(0.0, 0.0)
