@@ -46,7 +46,9 @@ def latent_covariance(kernel: Kernel, X: TensorType, around: TensorType | None =
     """
     X = tf.convert_to_tensor(X)
     around = X if around is None else around
-    return tf.stack([k(X - center(k, around)) for k in latent_kernels(kernel)], axis=-3)
+    covariances = [k(X - center(k, around)) for k in latent_kernels(kernel)]
+    # The distance of a far row to itself is rounded too, and not 0.
+    return tf.linalg.set_diag(tf.stack(covariances, axis=-3), latent_variance(kernel, X))
 
 
 @check_shapes("X: [batch..., N, D]", "return: [batch..., K, N]")

@@ -70,6 +70,14 @@ def test_covariance_is_right_far_from_zero_and_beside_a_far_row(rng, float_type)
     np.testing.assert_allclose(around, cov, atol=tolerance)
 
 
+def test_diagonal_is_the_variance_of_a_far_row(rng, float_type):
+    """In float32 rounding leaves (1e5)² about 1e3 of a distance of 0."""
+    X = rng.normal(size=(6, 2)).astype(float_type)
+    X[0] = 1e5, 0.3e5
+    cov = latent_covariance(kernels.Matern12(2.0), X)[0]
+    np.testing.assert_allclose(np.diag(cov), 2.0, rtol=1e-6)
+
+
 def test_center_is_zero_where_the_kernel_can_tell(rng):
     X = rng.normal(size=(5, 2))
     assert not np.any(center(kernels.Linear(), X))
