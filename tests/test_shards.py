@@ -278,8 +278,8 @@ def test_damage_inside_a_file_names_it(tmp_path, kind):
 
 def test_bytes_beyond_what_an_array_says_are_noticed(tmp_path):
     path = tmp_path / "a.npz"
-    np.savez(path, X=X, Y=Y)
-    path.write_bytes(path.read_bytes().replace(b"(53, 2)", b"(53, 0)"))
+    np.savez(path, X=np.zeros([1000, 2]), Y=np.zeros([1000, 1]))  # more than zipfile reads ahead
+    path.write_bytes(path.read_bytes().replace(b"(1000, 2)", b"(1000, 0)"))
     with pytest.raises(ValueError, match=r"a\.npz is damaged"):
         stream(path)
 
