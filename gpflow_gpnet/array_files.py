@@ -31,7 +31,8 @@ _DAMAGE = (
     ValueError,
     TypeError,
     AttributeError,
-    NotImplementedError,
+    RuntimeError,
+    OSError,
 )
 """What reading a file raises that is not an archive of arrays, or one whose bytes have changed."""
 
@@ -67,8 +68,12 @@ def write_arrays(
 ) -> None:
     """Write arrays of numbers and a header of what JSON has.
 
+    :raises ValueError: naming an array that is none of numbers.
     :raises OSError: if the disk is full, say; what was at the path stays.
     """
+    for name, array in arrays.items():
+        if np.asanyarray(array).dtype.hasobject:
+            raise ValueError(f"{name} must be a number or an array of numbers, got objects.")
     full = {"kind": _KIND, "format": _FORMAT, "gpflow_gpnet": __version__, **header}
     members = {"header": np.frombuffer(json.dumps(full).encode(), np.uint8), **arrays}
     # As np.savez does, which leaves its archive open where the disk is full.
@@ -83,13 +88,14 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
 
     :raises ValueError: if the file is damaged, cut short, of another kind or of a later format.
     """
-    try:
-        # A file of our own, since np.load does not close that of a damaged archive.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as members:
-            header = json.loads(bytes(members["header"]))
-            arrays = {name: members[name] for name in members.files if name != "header"}
-    except _DAMAGE as error:
-        raise ValueError(f"it is damaged or no file of arrays ({error})") from error
+    # A file of our own, since np.load does not close that of a damaged archive.
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as members:
+                header = json.loads(bytes(members["header"]))
+                arrays = {name: members[name] for name in members.files if name != "header"}
+        except _DAMAGE as error:
+            raise ValueError(f"it is damaged or no file of arrays ({error})") from error
     ours = isinstance(header, dict) and header.get("kind") == _KIND
     if not ours or not isinstance(header.get("format"), int):
         raise ValueError("it was not written by gpflow_gpnet")

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -209,11 +210,9 @@ def fit(
         stream = StreamBatches(data, first)
         source = lambda step: _checked(model, stream(step))  # noqa: E731
     else:
-        shards = isinstance(data, Shards)
-        rows, everything, held = _sources(
-            model, data if shards else checked, batch_size, seed, held_out, optimizer
-        )
-        source = (lambda step: _checked(model, rows(step))) if shards else rows
+        known_rows = data if isinstance(data, Shards) else checked
+        rows, everything, held = _sources(model, known_rows, batch_size, seed, held_out, optimizer)
+        source = rows
     if validation_data is not None:
         validation: Any = _checked(model, validation_data)
     else:
@@ -394,10 +393,12 @@ def _sources(
                 'use noise="training".'
             )
     if isinstance(data, Shards):
-        shards = ShardBatches(data, batch_size, seed)
+        # Of files only a sample is known to fit the model before they are read.
+        check = partial(_checked, model)
+        shards = ShardBatches(data, batch_size, seed, check=check)
         if not number:
             return shards, shards, None
-        rest = ShardBatches(data, batch_size, seed, data.sample_numbers[:number])
+        rest = ShardBatches(data, batch_size, seed, data.sample_numbers[:number], check)
         held = _checked(model, tuple(values[:number] for values in data.sample))
         return rest, shards, ArrayBatches(held, number, seed)
     arrays = ArrayBatches(data, batch_size, seed)

@@ -66,7 +66,10 @@ def load(path: str | os.PathLike[str]) -> Any:
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ValueError(f"{path} is not a model saved by gpflow_gpnet.")
-        header = json.loads(file.readline())
+        line = file.readline()
+        if not line.endswith(b"\n"):
+            raise ValueError(f"{path} is cut short, in its header.")
+        header = json.loads(line)
         if header["format"] > _FORMAT:
             raise ValueError(
                 f"{path} was saved by gpflow_gpnet {header['gpflow_gpnet']} in format "
@@ -80,7 +83,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             )
         size = int.from_bytes(file.read(8), "little")
         payload = file.read()
-    if len(payload) != size:
+    if len(payload) != size or not size:
         raise ValueError(f"{path} is cut short: {len(payload)} of {size} bytes are there.")
     return pickle.loads(payload)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from glob import glob
 from pathlib import Path
@@ -156,11 +157,17 @@ class ShardBatches(Batches):
     """
 
     def __init__(
-        self, shards: Shards, batch_size: int, seed: int, without: np.ndarray | None = None
+        self,
+        shards: Shards,
+        batch_size: int,
+        seed: int,
+        without: np.ndarray | None = None,
+        check: Callable[[RegressionData], RegressionData] = lambda batch: batch,
     ) -> None:
         """
         :param batch_size: B.
         :param without: numbers of rows to leave out.
+        :param check: makes of each batch that is read what is given, or refuses it.
         :raises ValueError: unless B >= 1.
         """
         if batch_size < 1:
@@ -168,6 +175,7 @@ class ShardBatches(Batches):
         self.shards = shards
         self.batch_size = batch_size
         self._seed = seed
+        self._check = check
         self._starts = np.concatenate([[0], np.cumsum(shards.counts)])
         without = np.zeros(0, np.int64) if without is None else np.sort(without)
         ends = np.searchsorted(without, self._starts)
@@ -191,7 +199,7 @@ class ShardBatches(Batches):
         if self._here != (epoch, block):
             self._turn_to(epoch, block)
         rows = self._order[batch * self.batch_size : (batch + 1) * self.batch_size]
-        return tuple(values[rows] for values in self._block)
+        return self._check(tuple(values[rows] for values in self._block))
 
     def _turn_to(self, epoch: int, block: int) -> None:
         size = self._batches_per_block * self.batch_size
@@ -238,7 +246,8 @@ class _InOrder(Collection[RegressionData]):
     def __iter__(self) -> Iterator[RegressionData]:
         order = range(len(self._batches.shards.paths))
         for rows in _regrouped(self._batches._rows(order), self._batches.batch_size):
-            yield tuple(tf.constant(values, default_float()) for values in rows)
+            batch = tuple(tf.constant(values, default_float()) for values in rows)
+            yield self._batches._check(batch)
 
     def __contains__(self, batch: object) -> bool:
         return any(batch is other for other in self)
@@ -302,7 +311,9 @@ def _joined(parts: list[Rows]) -> Rows:
 
 def _paths(files: Any) -> list[Path]:
     if isinstance(files, (str, os.PathLike)):
-        found = [Path(path) for path in sorted(glob(str(files)))]
+        # The name of a file may have what a pattern has, as "run[1].csv".
+        names = [str(files)] if Path(files).is_file() else sorted(glob(str(files)))
+        found = [Path(name) for name in names]
     else:
         found = [Path(path) for path in files]
     missing = [str(path) for path in found if not path.is_file()]
@@ -346,6 +357,13 @@ def _listed(names: str | Sequence[str] | None, default: str) -> list[str]:
 
 
 def _check_columns(path: Path, columns: _Columns, there: Collection[str]) -> None:
+    for role, names in zip(columns._fields, columns, strict=True):
+        if not names:
+            raise ValueError(
+                f"{role} must be one column or more of {path}, which has "
+                f"{', '.join(map(repr, there))}: inputs {columns.inputs}, targets "
+                f"{columns.targets}."
+            )
     wanted = [*columns.inputs, *columns.targets]
     missing = [name for name in wanted if name not in there]
     if missing:
@@ -370,7 +388,7 @@ def _read_npz(path: Path, columns: _Columns, start: int) -> Iterator[Rows]:
             # strict: arrays of other lengths have a piece of another size, or none, at the end.
             for X, Y in zip(inputs, targets, strict=True):
                 yield np.hstack(X), np.hstack(Y)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
         raise ValueError(f"{path} is damaged or no .npz file: {error}.") from error
     except ValueError as error:
         if str(path) in str(error):
@@ -397,11 +415,14 @@ def _array_pieces(file: Any, path: Path, name: str, start: int) -> Iterator[np.n
         rows = min(_CHUNK, shape[0] - row)
         content = file.read(rows * row_size)
         yield np.frombuffer(content, dtype).reshape(rows, shape[1]).astype(np.float64)
+    if file.read(1):  # which also looks at the CRC-32, known at the end alone
+        raise ValueError(f"{path} is damaged: {name} has more than its shape {shape} says.")
 
 
 def _skip(file: BinaryIO, size: int) -> None:
-    while size:  # a member of an archive cannot jump
-        size -= len(file.read(min(size, 2**24)))
+    # A member of an archive cannot jump, and one that has changed may end before.
+    while size and (content := file.read(min(size, 2**24))):
+        size -= len(content)
 
 
 def _read_csv(path: Path, columns: _Columns, start: int) -> Iterator[Rows]:
@@ -419,14 +440,14 @@ def _csv_names(path: Path) -> list[str]:
     try:
         with csv.open_csv(path) as reader:
             return list(reader.schema.names)
-    except _arrow("lib").ArrowInvalid as error:
+    except (_arrow("lib").ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
 
 
 def _parquet(path: Path) -> Any:
     try:
         return _arrow("parquet").ParquetFile(path)
-    except _arrow("lib").ArrowInvalid as error:
+    except (_arrow("lib").ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
 
 
@@ -461,7 +482,7 @@ def _tables(
                 for names in columns
             )
             yield X, Y
-    except _arrow("lib").ArrowInvalid as error:
+    except (_arrow("lib").ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
 
 

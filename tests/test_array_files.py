@@ -41,6 +41,19 @@ def test_every_truncation_and_flipped_bit_of_a_file_is_noticed(rng, tmp_path):
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with pytest.raises(ValueError, match=r"damaged.*CRC"):
         read_arrays(path)
+    # In the archive's directory zipfile has other errors: one flag says that members are encrypted,
+    # and an offset can lie before the file.
+    directory, end = whole.index(b"PK\x01\x02"), whole.index(b"PK\x05\x06")
+    for at, bit in ((directory + 8, 1), (end + 16, 128), (end + 17, 128)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match="damaged"):
+            read_arrays(path)
+
+
+def test_what_is_no_number_is_named_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"callbacks/0 Mine/seen must be .* got objects"):
+        write_arrays(tmp_path / "file", {}, {"callbacks/0 Mine/seen": np.asarray({1: 2})})
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_of_others_and_of_the_future_are_refused(rng, tmp_path, monkeypatch):

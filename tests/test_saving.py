@@ -163,6 +163,11 @@ def test_files_that_are_no_model_are_refused(tmp_path: Path, monkeypatch) -> Non
     path.write_bytes(whole[:-10])
     with pytest.raises(ValueError, match="cut short"):
         gpn.load(path)
+    header = whole.index(b"\n", whole.index(b"{")) + 1
+    for length in (header - 30, header - 1, header, header + 4, header + 8):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"model is cut short"):
+            gpn.load(path)
     path.write_bytes(pickle.dumps(3))
     with pytest.raises(ValueError, match="not a model saved by gpflow_gpnet"):
         gpn.load(path)

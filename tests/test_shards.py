@@ -220,10 +220,77 @@ def test_columns_must_be_numbers_and_named_once(tmp_path):
         stream(files)
     with pytest.raises(ValueError, match="buffer_rows must be at least 1, got 0"):
         stream(files, targets="y", buffer_rows=0)
+    with pytest.raises(ValueError, match=r"inputs must be one column or more of .*'y'"):
+        stream(files, inputs=[], targets="y")
+    with pytest.raises(ValueError, match="targets must be one column or more"):
+        stream(files, inputs="a", targets=[])
     with pytest.raises(FileNotFoundError, match="There is no file"):
         stream(tmp_path / "none-*.csv", targets="y")
     with pytest.raises(FileNotFoundError, match=r"There is no file .*none\.csv"):
         stream([tmp_path / "none.csv"], targets="y")
+
+
+def test_a_files_name_may_look_like_a_pattern(tmp_path):
+    np.savez(tmp_path / "run[1].npz", X=X, Y=Y)
+    assert stream(tmp_path / "run[1].npz").num_data == len(X)
+
+
+@pytest.mark.parametrize("target, message", [(np.nan, "NaN"), (7.0, "Bernoulli needs targets 0")])
+def test_polishing_refuses_targets_that_neither_sample_nor_steps_have_seen(
+    tmp_path, target, message
+):
+    inputs = np.linspace(-1.0, 1.0, 3000)[:, None]
+    targets = (inputs > 0.0).astype(float)
+    np.savez(tmp_path / "a.npz", X=inputs, Y=targets)
+    unseen = np.setdiff1d(np.arange(3000), stream(tmp_path / "a.npz").sample_numbers)
+    targets[unseen[unseen >= 2990][0]] = target
+    np.savez(tmp_path / "a.npz", X=inputs, Y=targets)
+    data = stream(tmp_path / "a.npz", buffer_rows=100)
+    kernel = gpflow.kernels.SquaredExponential()
+    model = gpn.GPNet(
+        kernel, gpflow.likelihoods.Bernoulli(), gpn.RFE(kernel, 1, 3), num_data=data.num_data
+    )
+    with pytest.raises(ValueError, match=message):
+        gpn.fit(model, data, num_steps=1, batch_size=50, seed=0, progress=False)
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_damage_inside_a_file_names_it(tmp_path, kind):
+    """Every fifth byte changed: what is noticed is a ValueError that names the file."""
+    path = tmp_path / f"a.{kind}"
+    values = np.arange(40.0)[:, None]
+    if kind == "npz":
+        np.savez_compressed(path, X=values, Y=values)
+    else:
+        parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet.write_table(pyarrow.table({"X": values[:, 0], "Y": values[:, 0]}), path)
+    whole, noticed = path.read_bytes(), 0
+    for at in range(0, len(whole), 5):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            stream(path, targets="Y")
+        except ValueError as error:
+            assert path.name in str(error)
+            noticed += 1
+    assert noticed > len(whole) // 40
+
+
+def test_bytes_beyond_what_an_array_says_are_noticed(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, X=np.zeros([1000, 2]), Y=np.zeros([1000, 1]))  # more than zipfile reads ahead
+    path.write_bytes(path.read_bytes().replace(b"(1000, 2)", b"(1000, 0)"))
+    with pytest.raises(ValueError, match=r"a\.npz is damaged"):
+        stream(path)
+
+
+def test_files_that_shrink_while_they_are_read_are_named(tmp_path):
+    data = open_stream(tmp_path, "npz", buffer_rows=8)
+    batches = ShardBatches(data, 8, 0)
+    for path in data.paths:
+        np.savez(path, X=X[:1], Y=Y[:1])
+    with pytest.raises(ValueError, match=r"part-\d\.npz has \d+ rows now, but had \d+"):
+        batches(1)
 
 
 def test_files_that_change_while_they_are_read_are_named(tmp_path):
