@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from .saving import named_variables, unlike
 __all__ = ["Checkpoints", "TrainingState"]
 
 _NAME = re.compile(r"step-(\d+)(?:-(\d+))?\.npz")
-_HEADER = {"step", "seed", "seconds", "history", "numpy", "kept"}
+_HEADER = {"run", "step", "seed", "seconds", "history", "numpy", "kept"}
 
 
 class Checkpoints:
@@ -40,6 +41,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keep = keep
         self._kept: list[str] = []
+        self._run = secrets.token_hex(8)
 
     @property
     def last(self) -> Path | None:
@@ -61,8 +63,8 @@ class Checkpoints:
             except ValueError as error:
                 reason = str(error)
             if reason is None:
-                # Names alone: a file from elsewhere must not choose what is deleted.
-                kept = [name for name in header["kept"] if _NAME.fullmatch(name)]
+                self._run = header["run"]
+                kept = [name for name in header["kept"] if self._is_of_this_run(name)]
                 self._kept = [*kept, path.name]
                 return header, arrays
             warnings.warn(
@@ -71,6 +73,16 @@ class Checkpoints:
                 stacklevel=3,
             )
         return None
+
+    def _is_of_this_run(self, name: str) -> bool:
+        """A file from elsewhere must not choose what is deleted."""
+        if not _NAME.fullmatch(name):
+            return False
+        try:
+            header, _ = read_arrays(self.folder / name)
+        except (OSError, ValueError):
+            return False
+        return header.get("run") == self._run
 
     def save(self, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
         """Write a checkpoint, then delete the oldest of this run beyond those to keep.
@@ -85,7 +97,7 @@ class Checkpoints:
             path = self.folder / f"step-{header['step']:09d}-{number}.npz"
         kept = self._kept[max(0, len(self._kept) - self.keep + 1) :] if self.keep > 1 else []
         try:
-            write_arrays(path, {**header, "kept": kept}, arrays)
+            write_arrays(path, {**header, "run": self._run, "kept": kept}, arrays)
         except OSError as error:
             raise OSError(
                 error.errno,

@@ -81,11 +81,14 @@ def test_a_checkpoint_from_elsewhere_runs_and_deletes_nothing(tmp_path):
     folder, precious = tmp_path / "run", tmp_path / "precious.npz"
     precious.write_bytes(b"mine")
     checkpoints = Checkpoints(folder, 1)
-    kept = ["../precious.npz", str(precious), "step-1/../../precious.npz"]
-    array_files.write_arrays(folder / "step-000000001.npz", {"step": 1, "kept": kept}, {})
+    save(Checkpoints(folder, 1), 0)  # another run's
+    kept = ["../precious.npz", str(precious), "step-1/../../precious.npz", "step-000000000.npz"]
+    header = {"run": "elsewhere", "step": 1, "kept": kept}
+    array_files.write_arrays(folder / "step-000000001.npz", header, {})
     assert checkpoints.newest(accept)[0]["step"] == 1
     save(checkpoints, 2)
-    assert precious.read_bytes() == b"mine" and names(folder) == ["step-000000002.npz"]
+    others = "step-000000000.npz"
+    assert precious.read_bytes() == b"mine" and names(folder) == [others, "step-000000002.npz"]
 
     class Trap:
         def __reduce__(self):
