@@ -637,9 +637,14 @@ def _with_last_good(message: str, model: BayesianModel, checkpoints: Checkpoints
 
 
 def _assertion(message: str) -> str:
-    """What an assertion says, without what TensorFlow puts before it: a trace of the graph."""
-    parts = re.split(r"assertion failed: |Summarized data: ", message, maxsplit=1)
-    return parts[-1]
+    """What an assertion says, without TensorFlow's trace of the graph and quoting."""
+    text = re.split(r"assertion failed: |Summarized data: ", message, maxsplit=1)[-1]
+    text = text.split("\n\t [[")[0].rsplit("\n\n", 1)[-1]
+    quoted = re.fullmatch(r"""(?:b(["'])|\[)(.*)(?:\1|\])\s+\[?([\d\s,]+)\]?""", text, re.DOTALL)
+    if quoted is None:
+        return text
+    said = quoted[2].encode().decode("unicode_escape").encode("latin-1").decode()
+    return f"{said} {', '.join(re.findall(r'[0-9]+', quoted[3]))}."
 
 
 def _mean_loss(losses: list[tf.Tensor], step: int) -> float:

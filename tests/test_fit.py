@@ -14,6 +14,7 @@ from gpflow.likelihoods import Gaussian
 from line_model import Line
 
 import gpflow_gpnet as gpn
+from gpflow_gpnet import gaussians
 from gpflow_gpnet.array_files import read_arrays
 from gpflow_gpnet.batches import ArrayBatches
 
@@ -672,12 +673,18 @@ def test_inputs_far_wider_than_the_lengthscales_are_warned_of(rng):
     fit(make_gpnet(10, scaling=scaling), (1e6 * X, Y), 1)  # warnings are errors in these tests
 
 
-def test_a_failure_while_polishing_at_the_end_names_the_step(rng, monkeypatch):
+@pytest.mark.parametrize("wrap", [tf.function, lambda function: function], ids=["graph", "eager"])
+def test_a_failure_while_polishing_at_the_end_names_step_and_matrix(rng, monkeypatch, wrap):
+    @wrap
     def failing(*args, **kwargs):
-        tf.debugging.Assert(False, ["Cholesky of the prior failed"])
+        return gaussians.cholesky(-tf.eye(2, dtype=tf.float64), "the target's R⁻½")
 
-    monkeypatch.setattr(gpn.FunctionalMirrorDescent, "polish", failing)
-    with pytest.raises(FloatingPointError, match=r"^Step 3 failed\. .*the prior failed"):
+    monkeypatch.setattr(gpn.FunctionalMirrorDescent, "polish", lambda *args, **kwargs: failing())
+    message = (
+        r"^Step 3 failed\. Cholesky of the target's R⁻½ failed: a float64 matrix of shape \(2, 2\) "
+        r"is not .*\. Shape now: 2, 2\. With checkpoint_dir"
+    )
+    with pytest.raises(FloatingPointError, match=message):
         gpn.fit(make_gpnet(10), make_data(rng), num_steps=3, batch_size=5, progress=False)
 
 
