@@ -140,15 +140,18 @@ print(f"{second['step'][-1]:.0f}; the optimiser has counted {int(optimizer.t)}")
 
 # %%
 figure, ax = plt.subplots()
-for history, label in ((first, "first call"), (second, "second call, new objects")):
+for history, style, label in (
+    (second, "-", "second call, new objects: history of both"),
+    (first, "o", "first call"),
+):
     scored = np.isfinite(history["validation_nlpd"])
-    ax.plot(history["step"][scored], history["validation_nlpd"][scored], "o-", ms=3, label=label)
+    ax.plot(history["step"][scored], history["validation_nlpd"][scored], style, ms=5, label=label)
 ax.set(xlabel="step", ylabel="NLPD on other rows [nats per datum]")
 ax.legend()
 plt.show()
 
 # %% [markdown]
-# The second call begins where the first ended: the curve goes on without a jump.
+# The second call goes on where the first ended: the curve has no jump.
 #
 # Rows that are scored along the way must not be the ones you report if you also choose settings by
 # them; here nothing is chosen.
