@@ -523,6 +523,8 @@ def _check_result(case: Case, model: Any, data: tuple[Any, ...], history: Any) -
         # The prior minus what features explain of it, whose solves have this condition number.
         condition = len(model.inference_network.Z.numpy()) / gpflow.config.default_jitter()
         rounding += 0.1 * condition * float(np.finfo(case.dtype).eps) * float(np.max(prior))
+    if model.scaling is not None:  # the covariance is in the units of the data
+        rounding *= float(np.max(model.scaling.target_scale)) ** 2
     tolerance += 10 * rounding / size.min()
     require(lowest > -tolerance, f"the covariance has eigenvalue {lowest.min():.3g} of its size")
     gap = np.abs(np.diagonal(cov, axis1=1, axis2=2).T - var)
@@ -560,7 +562,9 @@ def _check_posterior(case: Case, model: Any, data: tuple[Any, ...]) -> bool:
     mean, var = (np.asarray(v, float) for v in model._predict_scaled_f(Xnew))
     targets, noise = _targets_and_noise(model, Y)
     # Like SVGP's, inducing points have GPflow's jitter, which must be small beside the noise.
-    clear = min(noise.min(), case.variance) >= 1e3 * gpflow.config.default_jitter()
+    rounded = np.finfo(case.dtype).eps * len(targets) * case.variance
+    jitter = max(gpflow.config.default_jitter(), rounded)
+    clear = min(noise.min(), case.variance) >= 1e3 * jitter
     if case.network == "InducingFeatures" and case.fixed and clear:
         expected, expected_var = _exact_gp(case, X, targets, Xnew, noise)
     else:
@@ -584,7 +588,7 @@ def _check_posterior(case: Case, model: Any, data: tuple[Any, ...]) -> bool:
     rounding = (1e-6 if case.dtype == "float64" else 1e-2) * np.abs(expected).max()
     rounding += np.finfo(case.dtype).eps * condition * np.abs(expected).max()
     if case.network == "InducingFeatures":
-        rounding += gpflow.config.default_jitter() / smallest * np.abs(expected).max()
+        rounding += jitter / smallest * np.abs(expected).max()
     gap = np.max((np.abs(mean - expected) - rounding) / sd)
     if gap > loose:
         raise WrongResultError(f"the mean is {gap:.3g} sd from the exact posterior's")

@@ -920,7 +920,9 @@ class _NaturalParameters(tf.Module):
     def warn_of_rounding(self) -> None:
         """Say so where Λ = I + … is so large that its float type does not hold the prior's I."""
         largest = float(tf.reduce_max(tf.linalg.diag_part(self.precision)))
-        if largest * np.finfo(self.precision.dtype.as_numpy_dtype).eps > _ROUNDED_PRIOR:
+        # Rounding of the factor's products adds up as that of independent errors.
+        errors = np.sqrt(self.precision.shape[-1]) * largest
+        if errors * np.finfo(self.precision.dtype.as_numpy_dtype).eps > _ROUNDED_PRIOR:
             name = self.precision.dtype.name
             warnings.warn(
                 f"The weights' precision has entries of {largest:.2g}, beside which {name} rounds "

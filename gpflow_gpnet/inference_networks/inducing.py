@@ -123,11 +123,16 @@ class InducingFeatures(LinearNetwork):
 
     @check_shapes("return: [M, M]")
     def prior_root(self, kernel: Kernel) -> tf.Tensor:
-        """L, the Cholesky factor of a latent GP's prior covariance at Z."""
+        """L, the Cholesky factor of a latent GP's prior covariance at Z.
+
+        GPflow's jitter, but no less than the rounding of M products in the float type.
+        """
         prior = kernel(self.Z - center(kernel, self.Z))
+        diagonal = tf.linalg.diag_part(prior)
+        rounding = np.finfo(prior.dtype.as_numpy_dtype).eps * tf.reduce_sum(diagonal)
+        jitter = tf.maximum(tf.cast(default_jitter(), prior.dtype), tf.stop_gradient(rounding))
         return cholesky(
-            tf.linalg.set_diag(prior, tf.linalg.diag_part(prior) + default_jitter()),
-            "the prior at the inducing inputs",
+            tf.linalg.set_diag(prior, diagonal + jitter), "the prior at the inducing inputs"
         )
 
     def residual_covariance(self, X: TensorType, features: tf.Tensor, full_cov: bool) -> tf.Tensor:

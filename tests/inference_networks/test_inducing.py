@@ -333,3 +333,14 @@ def test_default_float_is_followed(float_type):
     network = gpn.InducingFeatures(make_kernel(), Z)
     for value in network(XNEW.astype(float_type), full_cov=True):
         assert value.dtype == float_type
+
+
+def test_jitter_is_no_less_than_rounding(float_type, rng):
+    """In float32 a prior variance of 1e6 makes the default jitter nothing."""
+    Z = rng.uniform(size=(50, 1))
+    kernel = gpflow.kernels.SquaredExponential(variance=1e6)
+    network = gpn.InducingFeatures(kernel, Z)
+    root = np.asarray(network.prior_root(kernel), float)
+    added = np.trace(root @ root.T) / 50 - 1e6
+    eps = np.finfo(float_type).eps
+    np.testing.assert_allclose(added, max(1e-6, 50e6 * eps), rtol=0.5)
