@@ -191,7 +191,7 @@ def fit(
     replicas.check_same(
         first, "the step of the checkpoint found: give all processes one checkpoint_dir, shared"
     )
-    if saved is not None and seed not in (None, saved[0]["seed"]):
+    if checkpoints and saved and seed not in (None, saved[0]["seed"]):
         warnings.warn(
             f"Training goes on from {checkpoints.last}, which began with seed="
             f"{saved[0]['seed']}, with seed={seed}: the result is that of neither.",

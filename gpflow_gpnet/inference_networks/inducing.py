@@ -128,7 +128,7 @@ class InducingFeatures(LinearNetwork):
         GPflow's jitter, but no less than the rounding of M products in the float type.
         """
         prior = kernel(self.Z - center(kernel, self.Z))
-        diagonal = tf.linalg.diag_part(prior)
+        diagonal = kernel(self.Z, full_cov=False)  # that of the matrix is rounded
         rounding = np.finfo(prior.dtype.as_numpy_dtype).eps * tf.reduce_sum(diagonal)
         jitter = tf.maximum(tf.cast(default_jitter(), prior.dtype), tf.stop_gradient(rounding))
         return cholesky(

@@ -344,3 +344,11 @@ def test_jitter_is_no_less_than_rounding(float_type, rng):
     added = np.trace(root @ root.T) / 50 - 1e6
     eps = np.finfo(float_type).eps
     np.testing.assert_allclose(added, max(1e-6, 50e6 * eps), rtol=0.5)
+
+
+def test_diagonal_of_the_prior_at_inducing_inputs_is_the_variance():
+    """Far from 0 that of GPflow's ArcCosine matrix is rounded, and the matrix not positive."""
+    Z = 1e6 + np.linspace(-2.0, 2.0, 20).reshape(10, 2) ** 3
+    kernel = gpflow.kernels.ArcCosine(0, variance=1e6)
+    root = gpn.InducingFeatures(kernel, Z).prior_root(kernel).numpy()
+    np.testing.assert_allclose(np.diag(root @ root.T), 1e6 + 1e-6, rtol=1e-9)
