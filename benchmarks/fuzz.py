@@ -596,7 +596,7 @@ def _check_posterior(case: Case, model: Any, data: tuple[Any, ...]) -> bool:
     rounding = (1e-6 if case.dtype == "float64" else 1e-2) * np.abs(expected).max()
     rounding += np.finfo(case.dtype).eps * condition * np.abs(expected).max()
     if case.network == "InducingFeatures":
-        rounding += jitter / smallest * np.abs(expected).max()
+        rounding += jitter / min(smallest, case.variance) * np.abs(expected).max()
     gap = np.max((np.abs(mean - expected) - rounding) / sd)
     if gap > loose:
         raise WrongResultError(f"the mean is {gap:.3g} sd from the exact posterior's")
