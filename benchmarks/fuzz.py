@@ -565,8 +565,8 @@ def _check_posterior(case: Case, model: Any, data: tuple[Any, ...]) -> bool:
     mean, var = (np.asarray(v, float) for v in model._predict_scaled_f(Xnew))
     targets, noise = _targets_and_noise(model, Y)
     # Like SVGP's, inducing points have GPflow's jitter, which must be small beside the noise.
-    rounded = np.finfo(case.dtype).eps * len(targets) * case.variance
-    jitter = max(gpflow.config.default_jitter(), rounded)
+    least = np.finfo(case.dtype).eps * len(targets) * case.variance
+    jitter = max(gpflow.config.default_jitter(), least)
     # Nor may GPflow's kernel round away what tells rows apart, as ArcCosine's does far from 0.
     prior_variance = np.asarray(model.kernel(X, full_cov=False))
     rounded = np.abs(np.diagonal(model.kernel(X)) - prior_variance).max()

@@ -199,8 +199,6 @@ def main() -> None:
             )
             print(f"{axis}: time grows with the power {time_by:.2f}, memory {memory_by:.2f}")
     if arguments.out:
-        from machine import write_rows  # TensorFlow, which the processes that measure need alone
-
         write_rows(arguments.out, rows)
     if arguments.plot:
         plot(rows, arguments.plot)
