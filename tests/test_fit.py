@@ -673,6 +673,16 @@ def test_inputs_far_wider_than_the_lengthscales_are_warned_of(rng):
     fit(make_gpnet(10, scaling=scaling), (1e6 * X, Y), 1)  # warnings are errors in these tests
 
 
+def test_going_on_with_another_seed_is_warned_of(rng, tmp_path):
+    data, settings = make_data(rng), dict(batch_size=5, progress=False, checkpoint_dir=tmp_path)
+    gpn.fit(make_gpnet(10), data, num_steps=2, seed=0, **settings)
+    with pytest.warns(
+        UserWarning, match=r"step-000000002\.npz, which began with seed=0, with seed=1"
+    ):
+        gpn.fit(make_gpnet(10), data, num_steps=3, seed=1, **settings)
+    gpn.fit(make_gpnet(10), data, num_steps=4, **settings)  # warnings are errors in these tests
+
+
 @pytest.mark.parametrize("wrap", [tf.function, lambda function: function], ids=["graph", "eager"])
 def test_a_failure_while_polishing_at_the_end_names_step_and_matrix(rng, monkeypatch, wrap):
     @wrap
