@@ -32,8 +32,11 @@ from gpflow.utilities import positive
 
 __all__ = ["ConvNetKernel", "ResNetKernel"]
 
-_BLOCK_ELEMENTS = 2**20
+_BLOCK_ELEMENTS = 5 * 2**18
 """Of a covariance map of a block of pairs; half a dozen such maps exist at a time."""
+
+_COMPILED_ELEMENTS = 2**17
+"""From so many on a matrix of a single block is worth the seconds that compiling takes."""
 
 
 class _InfiniteNetworkKernel(Kernel, abc.ABC):
@@ -300,26 +303,33 @@ class _Convolution(_Layer):
     def _patch_means(self, maps: tf.Tensor) -> tf.Tensor:
         """Sums over patches divided by their size, [H, W, ...] to [H', W', ...].
 
-        Matrix products, which are faster here than any convolution.
+        Sums of shifted maps, down and then across, which XLA makes in one pass over memory each.
         """
-        (height, width), pairs = maps.shape[:2], tf.shape(maps)[2:]
-        down, across = self._windows(height, maps.dtype), self._windows(width, maps.dtype)
-        rows = tf.matmul(down, tf.reshape(maps, [height, -1]))
-        # Not left to matmul's own broadcasting, which XLA makes much slower.
-        across = tf.broadcast_to(across, [down.shape[0], *across.shape])
-        columns = tf.matmul(across, tf.reshape(rows, [down.shape[0], width, tf.reduce_prod(pairs)]))
-        shape = tf.concat([across.shape[:2], pairs], axis=0)
-        return tf.ensure_shape(tf.reshape(columns, shape), [*across.shape[:2], *maps.shape[2:]])
-
-    def _windows(self, length: int, dtype: tf.DType) -> tf.Tensor:
-        """Which positions [length] each window covers, 1 / size there: [windows, length]."""
-        starts = self._starts(length)[:, None]
-        positions = np.arange(length)
-        covered = (positions >= starts) & (positions < starts + self.size)
-        return tf.constant(covered / self.size, dtype)
+        for axis in range(2):
+            starts, length = self._starts(maps.shape[axis]), maps.shape[axis]
+            before = max(-int(starts[0]), 0)
+            after = max(int(starts[-1]) + self.size - length, 0)
+            around = [[0, 0] for _ in maps.shape]
+            around[axis] = [before, after]
+            padded = tf.pad(maps, tf.constant(around)) if before or after else maps
+            # Strided slices, not gathers: one for each position in a window.
+            last = int(starts[-1]) + before + 1
+            windows = [
+                slice(int(starts[0]) + before + offset, last + offset, self.stride)
+                for offset in range(self.size)
+            ]
+            shifted = [padded[window] if axis == 0 else padded[:, window] for window in windows]
+            maps = tf.add_n(shifted) / self.size
+        return maps
 
     def _starts(self, length: int) -> AnyNDArray:
         if self.padding == "valid":
+            if length < self.size:
+                raise ValueError(
+                    f"The filters do not fit into images: {self.size} positions into the {length} "
+                    "that earlier layers leave. Take fewer layers, smaller filters or strides, or "
+                    'padding="same".'
+                )
             return np.arange(0, length - self.size + 1, self.stride)
         windows = -(-length // self.stride)
         before = max((windows - 1) * self.stride + self.size - length, 0) // 2
@@ -437,12 +447,7 @@ class _InfiniteNetwork:
 
     def check(self) -> None:
         """:raises ValueError: if nothing is left of an image."""
-        variance = self.variance(tf.ones([1, int(np.prod(self.image_shape))], tf.float32), 1.0, 1.0)
-        if not np.isfinite(variance).all():
-            raise ValueError(
-                f"The filters do not fit into images of shape {self.image_shape}: take fewer "
-                'layers, smaller filters or strides, or padding="same".'
-            )
+        self.variance(tf.ones([1, self.num_positions * self.image_shape[2]], tf.float32), 1.0, 1.0)
 
     def variance(self, X: tf.Tensor, weights: tf.Tensor, biases: tf.Tensor) -> tf.Tensor:
         """Variances [N] of the output for images X [N, H * W * C]."""
@@ -482,7 +487,12 @@ class _InfiniteNetwork:
     @property
     def block_rows(self) -> int:
         """Most rows and columns of a block of pairs."""
-        return max(1, isqrt(_BLOCK_ELEMENTS // (self.image_shape[0] * self.image_shape[1])))
+        return max(1, isqrt(_BLOCK_ELEMENTS // self.num_positions))
+
+    @property
+    def num_positions(self) -> int:
+        """Of an image, H * W."""
+        return self.image_shape[0] * self.image_shape[1]
 
 
 @cache
@@ -520,7 +530,7 @@ def _covariance(
     """
 
     grid = _Grid(network.block_rows, X, *(() if X2 is None else (X2,)))
-    if grid.pairs.shape[0] == 1:
+    if grid.pairs.shape[0] == 1 and grid.block_size * network.num_positions < _COMPILED_ELEMENTS:
         block = network.cross_covariance(*grid.images(grid.pairs[0]), weights, biases)
         return grid.join(block[None])
     block_covariance, block_gradients = _compiled(network)
@@ -593,6 +603,11 @@ class _Grid:
     def images(self, pair: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Those of a block's rows and columns, [b, D] each."""
         return self.sides[0].blocks[pair[0]], self.sides[-1].blocks[pair[1]]
+
+    @property
+    def block_size(self) -> int:
+        """Pairs in a block."""
+        return self.sides[0].size * self.sides[-1].size
 
     def join(self, blocks: tf.Tensor) -> tf.Tensor:
         """The matrix, of the blocks [P, b, b'] of all pairs."""

@@ -115,16 +115,23 @@ class Problem:
     others: AnyNDArray | None
     """Images of another data set, to be uncertain about."""
 
-    kernel: gpn.kernels.ResNetKernel
+    kernel: gpflow.kernels.Kernel
 
     @property
     def num_classes(self) -> int:
         return self.images.num_classes
 
 
-def make_problem(name: str, folder: Any, train_rows: int | None, test_rows: int | None) -> Problem:
-    """The first rows of a data set; mean and spread are those of the training images' colours."""
+def make_problem(
+    name: str, folder: Any, train_rows: int | None, test_rows: int | None, held_out: int = 0
+) -> Problem:
+    """The first rows of a data set; mean and spread are those of the training images' colours.
+
+    :param held_out: so many of the last training images are the test images.
+    """
     images = load_images(name, folder)
+    if held_out:
+        images = _without_test_images(images, held_out)
     levels = np.arange(256.0)
     counts = [np.bincount(colour.ravel(), minlength=256) for colour in _by_colour(images.X_train)]
     center = [np.average(levels, weights=times) for times in counts]
@@ -152,6 +159,18 @@ def make_problem(name: str, folder: Any, train_rows: int | None, test_rows: int 
         (standardised(images.X_test[:test_rows]), images.Y_test[:test_rows]),
         None if others is None else standardised(others[:test_rows]),
         kernel,
+    )
+
+
+def _without_test_images(images: ImageDataset, held_out: int) -> ImageDataset:
+    number = len(images.X_train) - held_out
+    if number < 1:
+        raise ValueError(
+            f"--held-out must be less than {len(images.X_train)} images, got {held_out}."
+        )
+    X, Y = images.X_train, images.Y_train
+    return replace(
+        images, X_train=X[:number], Y_train=Y[:number], X_test=X[number:], Y_test=Y[number:]
     )
 
 
@@ -406,6 +425,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=kind, help=f"{text}; default: the preset's")
     parser.add_argument("--train-rows", type=int, help="only the first training images")
     parser.add_argument("--test-rows", type=int, help="only the first test images")
+    parser.add_argument(
+        "--held-out",
+        type=int,
+        default=0,
+        metavar="IMAGES",
+        help="take so many of the last training images for test images, to choose settings by",
+    )
 
 
 def run(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -419,7 +445,13 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.csv"
     with gpflow.config.as_context(gpflow.config.Config(float=np.float32, jitter=1e-4)):
-        problem = make_problem(options.dataset, options.data, options.train_rows, options.test_rows)
+        problem = make_problem(
+            options.dataset,
+            options.data,
+            options.train_rows,
+            options.test_rows,
+            options.held_out,
+        )
         for method in options.methods:
             if any(row["method"] == method for row in read(results)):
                 continue
