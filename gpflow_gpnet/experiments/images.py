@@ -76,6 +76,9 @@ class Settings:
     decay: bool = True
     """Whether the learning rate falls to 0 over the steps."""
 
+    prior_variance: float = 1.0
+    """Multiplies the prior's covariance."""
+
     beta0: float = 0.01
     xi: float = 0.1
     inducing: int = 500
@@ -115,7 +118,7 @@ class Problem:
     others: AnyNDArray | None
     """Images of another data set, to be uncertain about."""
 
-    kernel: gpflow.kernels.Kernel
+    kernel: gpn.kernels.ResNetKernel
 
     @property
     def num_classes(self) -> int:
@@ -239,6 +242,13 @@ def _variances(network: gpn.ConvNTK) -> list[gpflow.Parameter]:
     return [network.heads.v_in, network.heads.v_out, network.heads.v_last]
 
 
+def prior(problem: Problem, settings: Settings) -> gpflow.kernels.Kernel:
+    """Of each class."""
+    scale = gpflow.kernels.Constant(np.float32(settings.prior_variance))
+    gpflow.set_trainable(scale, False)
+    return scale * problem.kernel
+
+
 def conv_ntk(problem: Problem, settings: Settings) -> gpn.ConvNTK:
     """The inference network."""
     return gpn.ConvNTK(
@@ -246,7 +256,7 @@ def conv_ntk(problem: Problem, settings: Settings) -> gpn.ConvNTK:
         problem.num_classes,
         width=settings.width,
         features=settings.features,
-        kernel=problem.kernel,
+        kernel=prior(problem, settings),
         seed=settings.seed,
     )
 
@@ -254,7 +264,7 @@ def conv_ntk(problem: Problem, settings: Settings) -> gpn.ConvNTK:
 def gpnet(problem: Problem, settings: Settings, network: gpn.ConvNTK | None = None) -> gpn.GPNet:
     """Measurement points are other training images, drawn anew at each step."""
     return gpn.GPNet(
-        problem.kernel,
+        prior(problem, settings),
         gpflow.likelihoods.Softmax(problem.num_classes),
         conv_ntk(problem, settings) if network is None else network,
         num_latent_gps=problem.num_classes,
@@ -418,6 +428,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("batch-size", int, "B"),
         ("measurement-points", int, "M"),
         ("learning-rate", float, "of Adam, at first"),
+        ("prior-variance", float, "multiplies the prior's covariance"),
         ("inducing", int, "inducing images or patches of SVGP"),
         ("subset", int, "training images of exact regression"),
         ("seed", int, "of everything"),
