@@ -1,6 +1,7 @@
 """Entries per second of the kernels of infinite ConvNets, against neural-tangents.
 
     python benchmarks/convnet_kernel.py [--neural-tangents PYTHON] [--images 128] [--repeats 5]
+        [--out convnet_kernel.csv]
 
 PYTHON is an interpreter that can import neural_tangents (tests/kernels_reference.py says how to
 make one); without it that side is skipped. float32, 28 x 28 images, one after the other on the
@@ -12,11 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--neural-tangents", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="CSV file to write")
     parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side is not None:
@@ -122,14 +124,23 @@ def main() -> None:
             print(f"neural-tangents is skipped ({reason}): see --neural-tangents.")
         else:
             sys.exit(process.stderr)
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, float32")
+    # Imports TensorFlow, whose threads must not be there while the sides run.
+    from machine import describe_machine, write_rows
+
+    print(f"{describe_machine()}, float32")
+    rows = []
     for name in NETWORKS:
         for matrix, number in rates[0][name].items():
+            row = {"network": name, "matrix": matrix, "images": options.images, "ours": number}
             line = f"{name}, {matrix} of {options.images} images: {number:,.0f} entries/s"
             if len(rates) == 2:
                 other = rates[1][name][matrix]
+                row |= {"neural-tangents": other, "ratio": number / other}
                 line += f", neural-tangents {other:,.0f}, ratio {number / other:.2f}"
+            rows.append(row)
             print(line)
+    if options.out is not None:
+        write_rows(options.out, rows)
 
 
 if __name__ == "__main__":

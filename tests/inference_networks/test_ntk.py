@@ -9,6 +9,7 @@ from gpflow.likelihoods import Gaussian
 from neural import keras_model
 
 import gpflow_gpnet as gpn
+from gpflow_gpnet.inference_networks import ntk
 
 KERNEL = gpflow.kernels.Matern52(1.7, [0.7, 1.1])
 
@@ -262,3 +263,15 @@ def test_arguments_that_make_no_network():
     keras = pytest.importorskip("keras", minversion="3.0")
     with pytest.raises(TypeError, match="Keras 3 Sequential"):
         gpn.NTK(keras.Sequential([keras.layers.Dense(1)]), input_dim=1)
+
+
+def test_variances_learn_at_ten_times_the_rate_of_weights():
+    """A step of gradient descent of rate r moves log v by 100 r times its gradient."""
+    parameter = ntk.log_variances(np.array([0.3, 2.0]))
+    np.testing.assert_allclose(parameter, [0.3, 2.0], rtol=1e-12)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.math.log(parameter) * [1.0, -2.0])
+    variable = parameter.unconstrained_variable
+    variable.assign_sub(1e-3 * tape.gradient(loss, variable))
+    moved = np.log(parameter.numpy() / [0.3, 2.0])
+    np.testing.assert_allclose(moved, [-0.1, 0.2], rtol=1e-9)
