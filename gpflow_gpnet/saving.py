@@ -117,8 +117,8 @@ def load_into(model: tf.Module, path: str | os.PathLike[str]) -> None:
     False
 
     :param model: made by the same code as the one that was saved.
-    :raises ValueError: if the file is damaged or of another model, naming what differs; the model
-        is then as it was.
+    :raises ValueError: if the file is damaged, has values that are not finite, or is of another
+        model, naming what differs; the model is then as it was.
     """
     try:
         arrays = read_arrays(path)[1]
@@ -129,6 +129,9 @@ def load_into(model: tf.Module, path: str | os.PathLike[str]) -> None:
     reason = unlike(variables, arrays)
     if reason is not None:
         raise ValueError(f"{path} does not fit this {type(model).__name__}: {reason}.")
+    for name, array in arrays.items():
+        if not np.all(np.isfinite(array)):
+            raise ValueError(f"{path} cannot be loaded: {name} has NaN or infinite values.")
     for name, variable in variables.items():
         variable.assign(arrays[name])
 

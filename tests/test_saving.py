@@ -221,6 +221,13 @@ def test_arrays_of_another_model_leave_it_as_it_was(tmp_path: Path) -> None:
     gpn.save_arrays(kernel, path)
     with pytest.raises(ValueError, match=r"does not fit this GPNet: it has no model/inference"):
         gpn.load_into(model, path)
+    gpn.save_arrays(model, path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["model/inference_network/weights/q_mu"][0, 0] = np.nan
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*q_mu has NaN or infinite values"):
+        gpn.load_into(model, path)
     model.save(path)
     with pytest.raises(ValueError, match=r"arrays\.npz cannot be loaded: it is damaged or no file"):
         gpn.load_into(model, path)
