@@ -2,6 +2,7 @@
 
 import csv
 
+import gpflow
 import numpy as np
 import pytest
 
@@ -72,3 +73,32 @@ def test_images_presets():
     assert float(paper.optimizer.step_size(0)) == pytest.approx(0.01)
     assert float(paper.optimizer.learning_rate(9_999)) == pytest.approx(3e-4)
     assert float(images.PRESETS["small"].optimizer.learning_rate(10_000)) == 0.0
+
+
+def test_held_out_images_are_the_last_to_train_on(tiny_images):
+    whole = images.make_problem("mnist", tiny_images, None, None)
+    held = images.make_problem("mnist", tiny_images, None, None, held_out=10)
+    assert len(held.train[0]) == 20 and len(held.test[0]) == 10
+    np.testing.assert_array_equal(held.test[1], whole.train[1][20:])
+    np.testing.assert_array_equal(held.train[1], whole.train[1][:20])
+    with pytest.raises(ValueError, match="--held-out must be less than 30 images, got 30"):
+        images.make_problem("mnist", tiny_images, None, None, held_out=30)
+
+
+def test_settings_of_the_prior(tiny_images):
+    """Its variance, and the same prior of the mean's weights as maximum a posteriori has."""
+    settings = images.Settings(width=0.02, features=8, prior_variance=3.0, weight_prior=True)
+    with gpflow.config.as_context(gpflow.config.Config(float=np.float32, jitter=1e-4)):
+        problem = images.make_problem("mnist", tiny_images, None, None)
+        model, mode = images.gpnet(problem, settings), images.posterior_mode(problem, settings)
+        plain = images.gpnet(problem, images.Settings(width=0.02, features=8))
+        X = problem.train[0][:5]
+        np.testing.assert_allclose(model.kernel(X), 3.0 * problem.kernel(X), rtol=1e-5)
+        assert not model.kernel.trainable_parameters
+        W = model.inference_network.heads.W1
+        assert float(W.prior.stddev()) == pytest.approx(np.sqrt(2.0 / 8))
+        assert model.inference_network.heads.v_in.prior is None
+        model.inference_network.initialise(problem.train[0].numpy())
+        densities = [m.log_prior_density().numpy() for m in (model, mode, plain)]
+        assert densities[0] == pytest.approx(densities[1], rel=1e-4)
+        assert densities[2] == 0.0
