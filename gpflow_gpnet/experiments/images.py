@@ -20,7 +20,6 @@ from typing import Any
 import gpflow
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 from check_shapes import inherit_check_shapes
 from gpflow.base import AnyNDArray, InputData, MeanAndVariance, RegressionData
 from gpflow.keras import tf_keras
@@ -78,9 +77,6 @@ class Settings:
 
     prior_variance: float = 1.0
     """Multiplies the prior's covariance."""
-
-    weight_prior: bool = False
-    """Whether GPNet's mean has the prior of maximum a posteriori on its weights."""
 
     beta0: float = 0.01
     xi: float = 0.1
@@ -201,7 +197,7 @@ def _others(images: ImageDataset, folder: Any) -> AnyNDArray | None:
 
 
 class PosteriorMode(GPModel, ExternalDataTrainingLossMixin):
-    """The mean of a ConvNTK by maximum a posteriori: no variance."""
+    """The mean of a ConvNTK by maximum a posteriori, the prior that of its weights: no variance."""
 
     def __init__(
         self, network: gpn.ConvNTK, kernel: Any, likelihood: Any, num_data: int, **kwargs: Any
@@ -210,7 +206,6 @@ class PosteriorMode(GPModel, ExternalDataTrainingLossMixin):
         self.network = network
         self.num_data = num_data
         gpflow.set_trainable(_variances(network), False)
-        set_weight_prior(network)
 
     def maximum_log_likelihood_objective(self, data: RegressionData) -> tf.Tensor:
         """Log density of the data in nats, summed over ``num_data``."""
@@ -226,22 +221,6 @@ class PosteriorMode(GPModel, ExternalDataTrainingLossMixin):
     ) -> MeanAndVariance:
         mean, variance = self.network(Xnew)
         return mean, tf.zeros_like(variance)
-
-
-def set_weight_prior(network: gpn.ConvNTK) -> None:
-    """Weights of the mean have the prior N(0, 2 / fan-in), biases N(0, 1)."""
-    heads, variances = network.heads, _variances(network)
-    for parameter in network.trainable_parameters:
-        if any(parameter is other for other in variances):
-            continue
-        if parameter is heads.W1 or parameter is heads.W2:
-            scale = np.sqrt(2.0 / parameter.shape[1])
-        elif parameter.shape.rank > 1 and parameter is not heads.b1:
-            scale = np.sqrt(2.0 / np.prod(parameter.shape[:-1]))
-        else:
-            scale = 1.0
-        zero = tf.zeros([], parameter.dtype)
-        parameter.prior = tfp.distributions.Normal(zero, tf.cast(scale, parameter.dtype))
 
 
 def _variances(network: gpn.ConvNTK) -> list[gpflow.Parameter]:
@@ -270,14 +249,10 @@ def conv_ntk(problem: Problem, settings: Settings) -> gpn.ConvNTK:
 
 def gpnet(problem: Problem, settings: Settings, network: gpn.ConvNTK | None = None) -> gpn.GPNet:
     """Measurement points are other training images, drawn anew at each step."""
-    if network is None:
-        network = conv_ntk(problem, settings)
-        if settings.weight_prior:
-            set_weight_prior(network)
     return gpn.GPNet(
         prior(problem, settings),
         gpflow.likelihoods.Softmax(problem.num_classes),
-        network,
+        conv_ntk(problem, settings) if network is None else network,
         num_latent_gps=problem.num_classes,
         num_data=len(problem.train[0]),
         measurement=gpn.measurement.Empirical(problem.train[0]),
@@ -445,12 +420,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("seed", int, "of everything"),
     ):
         parser.add_argument(f"--{name}", type=kind, help=f"{text}; default: the preset's")
-    parser.add_argument(
-        "--weight-prior",
-        action="store_true",
-        default=None,
-        help="for GPNet's mean too the prior N(0, 2 / fan-in) of maximum a posteriori's weights",
-    )
     parser.add_argument("--train-rows", type=int, help="only the first training images")
     parser.add_argument("--test-rows", type=int, help="only the first test images")
     parser.add_argument(

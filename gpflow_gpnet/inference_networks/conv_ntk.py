@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 from check_shapes import check_shapes, inherit_check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import MeanAndVariance, TensorType
@@ -60,6 +61,7 @@ class ConvNTK(InferenceNetwork):
         pooling: bool = False,
         kernel: Kernel | None = None,
         body_float: Any = None,
+        weight_prior: bool = True,
         seed: int = 0,
     ) -> None:
         """
@@ -78,6 +80,9 @@ class ConvNTK(InferenceNetwork):
             are used.
         :param body_float: type of the ConvNet's numbers, such as ``np.float32`` where the Gaussian
             algebra is to be in float64; GPflow's default float by default.
+        :param weight_prior: whether the mean's weights have the prior N(0, 2 / fan-in), and biases
+            N(0, 1). Without it the mean over-fits: the divergence at a batch and a few measurement
+            points holds it too little. A Keras body has none.
         :param seed: of the weights.
         :raises ValueError: for arguments out of range.
         :raises TypeError: for a Keras 3 model.
@@ -108,10 +113,26 @@ class ConvNTK(InferenceNetwork):
         self.heads = _ClassHeads(
             self.body.num_outputs, hidden_units, num_classes, as_activation(activation), rng
         )
+        if weight_prior:
+            self._set_weight_prior()
         # In a namespace, so that the network's parameters do not include the prior's.
         self._start = SimpleNamespace(kernel=None if kernel is None else freeze(kernel))
         self._initialised = False
         self.scale_variances(rng.normal(size=(16, int(np.prod(self.image_shape)))))
+
+    def _set_weight_prior(self) -> None:
+        heads = self.heads
+        fan_in, units = heads.W1.shape[1:]
+        variances = [(heads.W1, 2.0 / fan_in), (heads.W2, 2.0 / units)]
+        variances += [(heads.b1, 1.0), (heads.b2, 1.0)]
+        if isinstance(self.body, ResidualBody):
+            for parameter in self.body.parameters:
+                is_bias = parameter.shape.rank == 1
+                fan_in = np.prod(parameter.shape[:-1])
+                variances.append((parameter, 1.0 if is_bias else 2.0 / fan_in))
+        for parameter, variance in variances:
+            zero, scale = (tf.constant(x, parameter.dtype) for x in (0.0, np.sqrt(variance)))
+            parameter.prior = tfp.distributions.Normal(zero, scale)
 
     @property
     def num_latent_gps(self) -> int:

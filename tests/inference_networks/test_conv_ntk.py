@@ -203,3 +203,19 @@ def test_other_errors():
         build(body="resnet")
     with pytest.raises(ValueError, match=r"X must have rows of 60 pixels .* got shape \(2, 59\)"):
         build()(np.ones((2, 59)))
+
+
+def test_prior_of_the_weights_of_the_mean():
+    """N(0, 2 / fan-in), biases N(0, 1), variances none; a Keras body none."""
+    network = build()
+    body, heads = network.body, network.heads
+    second = body.blocks[0].second.W
+    fan_ins = [(heads.W1, heads.W1.shape[1]), (heads.W2, heads.W2.shape[1])]
+    fan_ins += [(body.W, body.W.shape[0]), (second, 9 * second.shape[2])]
+    for parameter, fan_in in fan_ins:
+        assert float(parameter.prior.stddev()) == pytest.approx(np.sqrt(2.0 / fan_in))
+    for bias in (heads.b1, heads.b2, body.b, body.first.b):
+        assert float(bias.prior.stddev()) == 1.0
+    without = {id(p) for p in network.trainable_parameters if p.prior is None}
+    assert without == {id(p) for p in (heads.v_in, heads.v_out, heads.v_last)}
+    assert all(p.prior is None for p in build(weight_prior=False).trainable_parameters)
