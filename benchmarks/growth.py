@@ -134,6 +134,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullLocator
 
     axes = [axis for axis in dict.fromkeys(row["axis"] for row in rows) if axis != "covariance"]
     figure, panels = plt.subplots(2, len(axes), figsize=(2.3 * len(axes), 4.4), squeeze=False)
@@ -148,6 +149,12 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             panel.loglog(values, costs, "o-", color="#0072B2", markersize=4)
             panel.set_title(f"{unit}, exponent {exponent(values, costs):.2f}", fontsize=8)
             panel.set_ylim(0.5 * costs.min(), 2.0 * costs.max())
+            labels = [f"{v:.0f}" if v < 1e4 else f"$10^{np.log10(v):.0f}$" for v in values]
+            panel.set_xticks(values, labels)
+            low, high = costs.min(), costs.max()
+            panel.set_yticks([low, high], [f"{low:.0f}", f"{high:.0f}"])
+            for ticks in (panel.xaxis, panel.yaxis):
+                ticks.set_minor_locator(NullLocator())
             panel.tick_params(labelsize=7)
             panel.grid(True, which="major", alpha=0.3)
         panels[1, column].set_xlabel(axis)
