@@ -336,6 +336,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             )
         )
 
+    @check_shapes("return: []")
+    def log_prior_density(self) -> tf.Tensor:
+        """Of the trainable parameters, in nats; they need not be of one float type."""
+        densities = [parameter.log_prior_density() for parameter in self.trainable_parameters]
+        return sum((tf.cast(value, default_float()) for value in densities), to_default_float(0.0))
+
     # Data are an argument here and absent in the base class; GPflow's models do the same.
     @check_shapes("return: []")  # of data, to_tensors says more
     def maximum_log_likelihood_objective(self, data: RegressionData) -> tf.Tensor:

@@ -219,3 +219,14 @@ def test_prior_of_the_weights_of_the_mean():
     without = {id(p) for p in network.trainable_parameters if p.prior is None}
     assert without == {id(p) for p in (heads.v_in, heads.v_out, heads.v_last)}
     assert all(p.prior is None for p in build(weight_prior=False).trainable_parameters)
+
+
+def test_priors_of_a_body_of_another_float_type_are_added():
+    kernel, likelihood = ConvNetKernel(IMAGES, 1, 3), gpflow.likelihoods.Softmax(CLASSES)
+    densities = []
+    for body_float in (np.float32, None):
+        network = build(kernel=kernel, body_float=body_float)
+        model = gpn.GPNet(kernel, likelihood, network, num_latent_gps=CLASSES, num_data=8)
+        densities.append(model.log_prior_density().numpy())
+    assert densities[0].dtype == np.float64
+    assert densities[0] == pytest.approx(densities[1], rel=1e-5)
