@@ -30,6 +30,8 @@ METRICS = ("error", "nlpd", "brier", "calibration_error")
 _ROWS = 1000
 _LEAST = 1e-12
 """Probabilities below are as if they were this: a sampled class may never have been best."""
+_ROUNDING = 1e-3
+"""By which rows of probabilities may miss 1: quadrature of RobustMax is not exact."""
 
 
 @check_shapes("X: [N, D]", "return: [N, C]")
@@ -52,7 +54,11 @@ def class_probabilities(
     :param seed: of the samples.
     :param rows: how many to treat at a time.
     :raises TypeError: for another likelihood.
+    :raises ValueError: for numbers below 1, or a Bernoulli likelihood of several latent GPs.
     """
+    for name, value in (("num_samples", num_samples), ("rows", rows), ("rows of X", len(X))):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
     likelihood = base_likelihood(model.likelihood)
     if not isinstance(likelihood, (Bernoulli, MultiClass, Softmax)):
         raise TypeError(
@@ -67,6 +73,10 @@ def class_probabilities(
             shape = [num_samples, 1, mean.shape[-1]]
             normal = random_numbers.normal(shape, [seed, 0], mean.dtype)
             return tf.reduce_mean(tf.nn.softmax(mean + tf.sqrt(variance) * normal), axis=0)
+        if isinstance(likelihood, Bernoulli) and mean.shape[-1] != 1:
+            raise ValueError(
+                f"class probabilities of Bernoulli need one latent GP, got {mean.shape[-1]}."
+            )
         probability, _ = likelihood.predict_mean_and_var(X, mean, variance)
         if isinstance(likelihood, Bernoulli):
             return tf.concat([1.0 - probability, probability], axis=-1)
@@ -102,15 +112,9 @@ def probability_scores(probabilities: AnyNDArray, Y: Any) -> dict[str, float]:
 
     :param probabilities: [N, C], rows sum to 1.
     :param Y: labels 0 … C - 1.
-    :raises ValueError: for labels that no class has.
+    :raises ValueError: for labels that no class has, and rows that are not probabilities.
     """
-    probabilities = np.asarray(probabilities, np.float64)
-    labels = np.asarray(Y)[:, 0].astype(int)
-    classes = probabilities.shape[1]
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(
-            f"Y must be labels from 0 to {classes - 1}, got {labels.min()} to {labels.max()}."
-        )
+    probabilities, labels = _checked(probabilities, Y)
     given = probabilities[np.arange(len(labels)), labels]
     squares = np.sum(probabilities**2, axis=1) - 2.0 * given + 1.0
     values = {
@@ -129,12 +133,38 @@ def calibration_error(probabilities: AnyNDArray, Y: Any, bins: int = 15) -> floa
 
     >>> gpn.classification.calibration_error(np.array([[0.25, 0.75]]), np.array([[1]]))
     0.25
+
+    :raises ValueError: as :func:`probability_scores`, and for less than 1 bin.
     """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}.")
+    probabilities, labels = _checked(probabilities, Y)
     confidence = probabilities.max(axis=1)
-    right = probabilities.argmax(axis=1) == np.asarray(Y)[:, 0]
+    right = probabilities.argmax(axis=1) == labels
     places = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = np.bincount(places, confidence - right, minlength=bins)
     return float(np.abs(gaps).sum() / len(confidence))
+
+
+def _checked(probabilities: AnyNDArray, Y: Any) -> tuple[AnyNDArray, AnyNDArray]:
+    """In float64, and labels as integers [N]."""
+    probabilities, labels = np.asarray(probabilities, np.float64), np.asarray(Y)[:, 0]
+    if not len(labels):
+        raise ValueError("probabilities and Y must have at least one row, got none.")
+    low, high, sums = probabilities.min(), probabilities.max(), probabilities.sum(axis=1)
+    # A comparison with NaN is false.
+    if not (low >= -_ROUNDING and np.abs(sums - 1.0).max() <= _ROUNDING):
+        raise ValueError(
+            f"probabilities must be 0 to 1, in rows that sum to 1, got {low:.4g} to {high:.4g} and "
+            f"sums {sums.min():.4g} to {sums.max():.4g}."
+        )
+    classes = probabilities.shape[1]
+    if not np.isin(labels, np.arange(classes)).all():
+        raise ValueError(
+            f"Y must be labels from 0 to {classes - 1}, got {labels.min()} to {labels.max()}"
+            f"{'' if np.all(labels == np.round(labels)) else ', not all whole'}."
+        )
+    return probabilities, labels.astype(int)
 
 
 @check_shapes("probabilities: [N, C]", "return: [N]")
@@ -156,7 +186,12 @@ def auroc(inside: AnyNDArray, outside: AnyNDArray) -> float:
 
     >>> gpn.classification.auroc(np.array([0.1, 0.2]), np.array([0.3, 0.15]))
     0.75
+
+    :raises ValueError: for no values, or values that are not finite.
     """
+    for name, values in (("inside", inside), ("outside", outside)):
+        if not (len(values) and np.isfinite(values).all()):
+            raise ValueError(f"{name} must be finite numbers, at least one, got {values!r}.")
     ranks = rankdata(np.concatenate([outside, inside]))[: len(outside)]
     pairs = len(inside) * len(outside)
     return float((ranks.sum() - len(outside) * (len(outside) + 1) / 2.0) / pairs)

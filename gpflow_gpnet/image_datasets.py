@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +27,7 @@ __all__ = ["ImageDataset", "load_images"]
 class ImageDataset:
     """Images and their labels, in the order of the file.
 
-    :raises ValueError: if images and labels differ in number, or images in shape.
+    :raises ValueError: if images and labels differ in number, images in shape, or are not uint8.
     """
 
     name: str
@@ -39,6 +40,8 @@ class ImageDataset:
 
     def __post_init__(self) -> None:
         for X, Y in ((self.X_train, self.Y_train), (self.X_test, self.Y_test)):
+            if X.dtype != np.uint8:
+                raise ValueError(f"Data set '{self.name}' needs images of uint8, got {X.dtype}.")
             if X.ndim != 4 or X.shape[1:] != self.image_shape or Y.shape != (len(X), 1):
                 raise ValueError(
                     f"Data set '{self.name}' needs images [N, H, W, C] of one shape and labels "
@@ -63,13 +66,17 @@ def load_images(name: str, folder: str | os.PathLike[str] | None = None) -> Imag
     :param folder: where the files are; by default the environment variable ``GPNET_DATA`` says it.
     :raises FileNotFoundError: if there is no such file, or no folder is known.
     :raises KeyError: if a file lacks an array.
+    :raises ValueError: if a file is damaged, or does not hold images and labels.
     """
     where = folder if folder is not None else os.environ.get(FOLDER_VARIABLE)
     paths = [Path(where or "<folder>") / f"{name}{end}.npz" for end in ("", "_jpeg")]
     for path in paths:
         if path.is_file():
-            with np.load(path) as arrays:
-                return _read(name, arrays)
+            try:
+                with path.open("rb") as file, np.load(file) as arrays:
+                    return _read(name, arrays)
+            except (BadZipFile, EOFError, tf.errors.InvalidArgumentError) as error:
+                raise ValueError(f"{path} is not a whole file of images: {error}.") from error
     reason = "" if where else f" No folder was given and {FOLDER_VARIABLE} is not set."
     raise FileNotFoundError(
         f"There are no images '{name}': neither {paths[0]} nor {paths[1]} is a file.{reason} Pass "

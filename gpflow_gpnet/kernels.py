@@ -81,7 +81,9 @@ class _InfiniteNetworkKernel(Kernel, abc.ABC):
     ) -> tf.Tensor:
         """As of any kernel, and of images [..., N, H, W, C] too.
 
-        :raises ValueError: for inputs that are neither images nor rows of H * W * C pixels.
+        :param X: in the parameters' type, or integers.
+        :raises ValueError: for inputs that are neither images nor rows of H * W * C pixels, or of
+            another type.
         """
         X = self._flattened(X)
         X2 = None if X2 is None else self._flattened(X2)
@@ -89,14 +91,25 @@ class _InfiniteNetworkKernel(Kernel, abc.ABC):
 
     def _flattened(self, X: TensorType) -> tf.Tensor:
         """Images as rows of pixels; rows as they are."""
-        X = tf.convert_to_tensor(X)
+        X = self._numbers(X)
         if X.shape.rank is None or X.shape[-3:] != self.image_shape:
             return X
         return tf.reshape(X, tf.concat([tf.shape(X)[:-3], [-1]], axis=0))
 
-    def _rows(self, X: TensorType) -> tf.Tensor:
+    def _numbers(self, X: TensorType) -> tf.Tensor:
+        """Of the parameters' type: products of integers, such as a pixel's bytes, overflow."""
+        X, dtype = tf.convert_to_tensor(X), self.weight_variance.dtype
+        if X.dtype.is_integer:
+            return tf.cast(X, dtype)
+        if X.dtype != dtype:
+            raise ValueError(
+                f"X and X2 must be integers or {dtype.name}, as the kernel's parameters are, got "
+                f"{X.dtype.name}."
+            )
+        return X
+
+    def _rows(self, X: tf.Tensor) -> tf.Tensor:
         """[..., D] as [N, D]."""
-        X = tf.convert_to_tensor(X)
         size = int(np.prod(self.image_shape))
         if X.shape[-1] not in (None, size):
             raise ValueError(
@@ -111,8 +124,10 @@ class _InfiniteNetworkKernel(Kernel, abc.ABC):
 
     @inherit_check_shapes
     def K(self, X: TensorType, X2: TensorType | None = None) -> tf.Tensor:
+        X = self._numbers(X)
         rows = self._rows(X)
         if X2 is not None:
+            X2 = self._numbers(X2)
             matrix = _covariance(self.network, rows, self._rows(X2), *self._variances)
             return tf.reshape(matrix, tf.concat([tf.shape(X)[:-1], tf.shape(X2)[:-1]], axis=0))
         if X.shape.rank == 2:
@@ -128,6 +143,7 @@ class _InfiniteNetworkKernel(Kernel, abc.ABC):
 
     @inherit_check_shapes
     def K_diag(self, X: TensorType) -> tf.Tensor:
+        X = self._numbers(X)
         return tf.reshape(self.network.variance(self._rows(X), *self._variances), tf.shape(X)[:-1])
 
 
@@ -422,11 +438,15 @@ def _remainder_coefficients(dtype: tf.DType) -> tuple[float, ...]:
 def _erf_product(cross: tf.Tensor, first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
     """Williams (1997)."""
     sine = 2.0 * cross * tf.math.rsqrt(1.0 + 2.0 * first) * tf.math.rsqrt(1.0 + 2.0 * second)
-    return (2.0 / np.pi) * tf.asin(sine)
+    # arcsin, also where rounding takes the sine to 1 or beyond, with finite gradients.
+    least = tf.constant(np.finfo(sine.dtype.as_numpy_dtype).tiny, sine.dtype)
+    cosine = tf.sqrt(tf.maximum((1.0 - sine) * (1.0 + sine), least))
+    return (2.0 / np.pi) * tf.atan2(sine, cosine)
 
 
 def _erf_square(variances: tf.Tensor) -> tf.Tensor:
-    return (2.0 / np.pi) * tf.asin(2.0 * variances / (1.0 + 2.0 * variances))
+    """The arcsine of 2v / (1 + 2v)."""
+    return (2.0 / np.pi) * tf.atan(2.0 * variances * tf.math.rsqrt(1.0 + 4.0 * variances))
 
 
 _MOMENTS: dict[str, tuple[Callable[..., tf.Tensor], Callable[..., tf.Tensor]]] = {

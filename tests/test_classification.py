@@ -96,6 +96,42 @@ def test_errors():
         classification.probability_scores(np.full((2, 2), 0.5), np.array([[0], [2]]))
 
 
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "message"),
+    [
+        ([[2.1, 0.9]], [0], "rows that sum to 1, got 0.9 to 2.1 and sums 3 to 3"),
+        ([[3.0, -2.0]], [0], r"probabilities must be 0 to 1, .* got -2 to 3"),
+        ([[np.nan, 1.0]], [0], "probabilities must be 0 to 1, .* got nan to nan"),
+        ([[0.5, 0.5]], [0.7], "labels from 0 to 1, got 0.7 to 0.7, not all whole"),
+        ([[0.5, 0.5]], [2], "labels from 0 to 1, got 2 to 2"),
+        (np.zeros((0, 2)), np.zeros(0), "at least one row, got none"),
+    ],
+)
+def test_what_are_not_probabilities_or_labels(probabilities, labels, message):
+    for score in (classification.probability_scores, classification.calibration_error):
+        with pytest.raises(ValueError, match=message):
+            score(np.array(probabilities), np.array(labels)[:, None])
+
+
+def test_numbers_out_of_range():
+    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
+        classification.calibration_error(np.array([[0.5, 0.5]]), np.array([[0]]), bins=0)
+    model = fixed(Softmax(2), [0.0, 0.0], [1.0, 1.0])
+    for rows, arguments, message in (
+        (1, {"num_samples": 0}, "num_samples must be at least 1, got 0"),
+        (1, {"rows": -1}, "rows must be at least 1, got -1"),
+        (0, {}, "rows of X must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            classification.class_probabilities(model, np.zeros((rows, 1)), **arguments)
+    two = fixed(Bernoulli(), [0.0, 0.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="Bernoulli need one latent GP, got 2"):
+        classification.class_probabilities(two, np.zeros((1, 1)))
+    for inside, outside, name in (([], [1.0], "inside"), ([1.0], [np.nan], "outside")):
+        with pytest.raises(ValueError, match=f"{name} must be finite numbers, at least one"):
+            classification.auroc(np.array(inside), np.array(outside))
+
+
 def test_of_a_trained_model():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(60, 2))

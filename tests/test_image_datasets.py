@@ -50,3 +50,10 @@ def test_errors(tmp_path, monkeypatch):
     np.savez(tmp_path / "grey.npz", **values | {"y_test": np.arange(4)})
     with pytest.raises(ValueError, match=r"but they are \(5, 6, 7, 1\) and \(4, 1\)"):
         load_images("grey", tmp_path)
+    np.savez(tmp_path / "grey.npz", **values | {"x_test": values["x_test"] / 255.0})
+    with pytest.raises(ValueError, match="'grey' needs images of uint8, got float64"):
+        load_images("grey", tmp_path)
+    path = tmp_path / "grey.npz"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ValueError, match=r"grey\.npz is not a whole file of images"):
+        load_images("grey", tmp_path)

@@ -53,6 +53,39 @@ def test_equals_neural_tangents(name, float_type):
     np.testing.assert_allclose(kernel(X, full_cov=False), np.diag(symmetric), **tolerance)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_integer_images_are_numbers(dtype, float_type):
+    """Products of bytes overflow, and of integers do not divide."""
+    kernel = build("residual")
+    X = np.random.default_rng(0).integers(0, 256, (4, *IMAGES)).astype(dtype)
+    rows, numbers = X.reshape(4, -1), X.reshape(4, -1).astype(float_type)
+    for kernel_of in (kernel, kernel * gpflow.kernels.Constant(), kernel + kernel):
+        np.testing.assert_array_equal(kernel_of(rows), kernel_of(numbers))
+        np.testing.assert_array_equal(kernel_of(rows, numbers), kernel_of(numbers, numbers))
+        np.testing.assert_array_equal(
+            kernel_of(rows, full_cov=False), kernel_of(numbers, full_cov=False)
+        )
+    np.testing.assert_array_equal(kernel(X), kernel(numbers))
+
+
+def test_other_types_are_named():
+    with pytest.raises(ValueError, match=r"must be integers or float64, .* got float32"):
+        build("relu")(images(2).astype(np.float32))
+    with pytest.raises(ValueError, match=r"must be integers or float64, .* got float32"):
+        build("relu")(images(2), images(2).astype(np.float32))
+
+
+def test_large_images_and_erf(float_type):
+    """Where rounding takes the sine to 1 and beyond."""
+    kernel, size = build("erf, same"), {np.float32: 1e4, np.float64: 1e8}[float_type]
+    X = tf.Variable((size * images(6)).astype(float_type))
+    with tf.GradientTape() as tape:
+        K = kernel(X)
+        value = tf.reduce_sum(K) + tf.reduce_sum(kernel(X, full_cov=False))
+    assert np.isfinite(tape.gradient(value, X)).all()
+    np.testing.assert_allclose(np.diag(K), kernel(X, full_cov=False), rtol=1e-3)
+
+
 def finite_network_outputs(kernel, X, channels, rng):
     """One output each of `channels` random networks that share their last hidden layer."""
     w, b = kernel.weight_variance.numpy(), kernel.bias_variance.numpy()

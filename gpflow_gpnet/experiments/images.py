@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,9 @@ PUBLISHED = {
 COLUMNS = ("method", "steps", "seconds", *classification.METRICS, "auroc")
 
 _CURVE = ("step", "seconds", "loss", "validation_nlpd")
+
+_DATA = ("dataset", "train_rows", "test_rows", "held_out")
+"""Options that say which images."""
 
 _NOISES = np.geomspace(1e-4, 1.0, 13)
 
@@ -325,10 +329,11 @@ def train(
     problem: Problem, method: str, settings: Settings, out: Path
 ) -> tuple[Any, dict[str, float]]:
     """A trained model, its steps and seconds; goes on from what is in the folder."""
-    folder = out / method.replace(", ", "-").replace(" ", "-")
+    folder, checkpoints = _folder(out, method), "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     if method == "GPNet, mean fixed":
         mode, _ = train(problem, "MAP", settings, out)
+        checkpoints += f"-mean-of-{settings.steps}"  # they hold that mean too
         settings = replace(settings, steps=max(1, settings.steps // 5))
         model: Any = with_variance(problem, settings, mode.network)
     else:
@@ -340,7 +345,7 @@ def train(
         num_steps=settings.steps,
         batch_size=settings.batch_size,
         validation_data=tuple(values[:1000] for values in problem.test),
-        checkpoint_dir=str(folder / "checkpoints"),
+        checkpoint_dir=str(folder / checkpoints),
         checkpoint_every=500,
         log_every=20,
         seed=settings.seed,
@@ -348,7 +353,34 @@ def train(
     # A resumed run's history holds what was before.
     (folder / "curve.csv").unlink(missing_ok=True)
     _append(folder / "curve.csv", _CURVE, zip(*(history[name] for name in _CURVE), strict=True))
-    return model, {"steps": settings.steps, "seconds": float(history["seconds"][-1])}
+    steps, seconds = (history[name][-1] for name in ("step", "seconds"))
+    return model, {"steps": int(steps), "seconds": float(seconds)}
+
+
+def _folder(out: Path, method: str) -> Path:
+    return out / method.replace(", ", "-").replace(" ", "-")
+
+
+def check_settings(problem: dict[str, Any], settings: Settings, method: str, out: Path) -> None:
+    """Keep what a method is run with; more steps go on from those before, all else is another run.
+
+    :param problem: data set, and how many of its images.
+    :raises ValueError: if the folder holds a run of other settings.
+    """
+    values = problem | asdict(settings)
+    del values["steps"]
+    path = _folder(out, method) / "settings.json"
+    if path.exists():
+        before = json.loads(path.read_text())
+        for name, value in values.items():
+            if before.get(name) != value:
+                raise ValueError(
+                    f"{path.parent} holds a run with {name} {before.get(name)}, not {value}: give "
+                    "another --out, or delete that folder and the method's row of results.csv."
+                )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=1) + "\n")
 
 
 def with_variance(problem: Problem, settings: Settings, network: gpn.ConvNTK) -> gpn.GPNet:
@@ -438,6 +470,11 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         value = getattr(options, name, None)
         if value is not None:
             settings = replace(settings, **{name: value})
+    for name in ("train_rows", "test_rows"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(options, name)}.")
+    if options.held_out < 0:
+        raise ValueError(f"held_out must be at least 0, got {options.held_out}.")
     out = options.out or Path("results") / f"images-{options.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.csv"
@@ -449,8 +486,15 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             options.test_rows,
             options.held_out,
         )
+        data = {name: getattr(options, name) for name in _DATA}
+        known = {row["method"]: row for row in read(results)}
         for method in options.methods:
-            if any(row["method"] == method for row in read(results)):
+            for part in ("MAP", method) if method == "GPNet, mean fixed" else (method,):
+                check_settings(data, settings, part, out)
+        for method in options.methods:
+            if method in known:
+                steps = f" after {number} steps" if (number := known[method]["steps"]) else ""
+                print(f"{method} is in {results}{steps}: delete that line to have it go on.")
                 continue
             started = time.perf_counter()
             if method == "exact regression":
@@ -472,15 +516,24 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Rows that are there."""
-    if not path.exists():
+    """Rows that are there.
+
+    :raises ValueError: for a file that is not one of results.
+    """
+    if not path.exists() or not path.stat().st_size:
         return []
-    with path.open() as file:
-        return list(csv.DictReader(file))
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    for number, values in enumerate((header, *rows), start=1):
+        if len(values) != len(COLUMNS) or (number == 1 and tuple(header) != COLUMNS):
+            raise ValueError(
+                f"{path}, line {number} is not a whole line of results, got {values}: delete it."
+            )
+    return [dict(zip(COLUMNS, values, strict=True)) for values in rows]
 
 
 def _append(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    new = not path.exists()
+    new = not path.exists() or not path.stat().st_size
     with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if new:

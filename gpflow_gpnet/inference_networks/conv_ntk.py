@@ -90,12 +90,17 @@ class ConvNTK(InferenceNetwork):
         super().__init__()
         if len(image_shape) != 3:
             raise ValueError(f"image_shape must be (height, width, colours), got {image_shape!r}.")
-        self.image_shape = check_hidden_units(image_shape)
-        (num_classes, hidden_units, features) = check_hidden_units(
-            (num_classes, hidden_units, features)
-        )
-        if not width > 0.0:
-            raise ValueError(f"width must be positive, got {width}.")
+        self.image_shape = tuple(image_shape)
+        for name, value in (
+            *(("image_shape's sizes", size) for size in image_shape),
+            ("num_classes", num_classes),
+            ("hidden_units", hidden_units),
+            ("features", features),
+        ):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+        if not 0.0 < width < np.inf:
+            raise ValueError(f"width must be positive and finite, got {width}.")
         rng = np.random.default_rng(seed)
         self.body: ResidualBody | KerasBody
         if body is None:

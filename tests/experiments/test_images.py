@@ -67,6 +67,58 @@ def test_images_go_on_from_a_checkpoint(tiny_images):
         assert [float(row["step"]) for row in csv.DictReader(file)] == [1, 2, 3, 4]
 
 
+def test_a_folder_is_of_one_data_set_and_one_setting(tiny_images, capsys):
+    out, arguments = tiny_images / "out", ("--methods", "MAP", "--steps", "2")
+    before = image_run(tiny_images, out, *arguments)
+    capsys.readouterr()
+    assert image_run(tiny_images, out, *arguments[:3], "4") == before
+    assert "after 2 steps: delete that line" in capsys.readouterr().out
+    for option, name, values in (
+        (("--seed", "1"), "seed", "0, not 1"),
+        (("--dataset", "cifar10"), "dataset", "mnist, not cifar10"),
+        (("--held-out", "3"), "held_out", "0, not 3"),
+    ):
+        with pytest.raises(ValueError, match=f"holds a run with {name} {values}: give another"):
+            image_run(tiny_images, out, *arguments, *option)
+    (out / "results.csv").unlink()
+    rows = image_run(tiny_images, out, *arguments[:3], "1")
+    assert rows[0]["steps"] == "2", "what the checkpoint has had"
+    for option in ("--train-rows", "--test-rows"):
+        with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
+            image_run(tiny_images, tiny_images / "new", option, "0")
+    with pytest.raises(ValueError, match="held_out must be at least 0, got -5"):
+        image_run(tiny_images, tiny_images / "new", "--held-out", "-5")
+
+
+def test_a_fixed_mean_is_that_of_the_steps_asked_for(tiny_images):
+    """Not the one which an earlier checkpoint of the variances holds."""
+    settings = images.Settings(width=0.02, features=8, batch_size=6, learning_rate=0.05)
+    with gpflow.config.as_context(gpflow.config.Config(float=np.float32, jitter=1e-4)):
+        problem = images.make_problem("mnist", tiny_images, None, None)
+        X = problem.test[0]
+        for steps in (2, 6):
+            some = images.replace(settings, steps=steps)
+            model, row = images.train(problem, "GPNet, mean fixed", some, tiny_images)
+            mode, _ = images.train(problem, "MAP", some, tiny_images)
+            assert row["steps"] == 1
+            np.testing.assert_allclose(model.predict_f(X)[0], mode.predict_f(X)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("what,ever\n", 1), (",".join(images.COLUMNS) + "\nMAP,3,2.7", 2)],
+    ids=["other columns", "cut off"],
+)
+def test_damaged_results_are_named_before_training(tiny_images, text, line):
+    path = tiny_images / "results.csv"
+    path.write_text("")
+    assert images.read(path) == []
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"results.csv, line {line} is not a whole line"):
+        image_run(tiny_images, tiny_images, "--methods", "MAP", "--steps", "1")
+    assert path.read_text() == text
+
+
 def test_images_presets():
     paper = images.PRESETS["paper"]
     assert (paper.width, paper.learning_rate, paper.decay) == (1.0, 3e-4, False)

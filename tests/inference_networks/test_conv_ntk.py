@@ -187,8 +187,9 @@ def test_a_step_under_xla_with_its_own_prior():
     "arguments, message",
     [
         (((5, 5), 3), "image_shape must be"),
-        (((5, 5, 0), 3), "positive"),
-        (((5, 5, 1), 0), "positive"),
+        (((5, 5, 0), 3), "image_shape's sizes must be a positive integer, got 0"),
+        (((5, 5, 1), 0), "num_classes must be a positive integer, got 0"),
+        (((5, 5, 1), 2.0), "num_classes must be a positive integer, got 2.0"),
     ],
 )
 def test_shape_errors(arguments, message):
@@ -196,9 +197,16 @@ def test_shape_errors(arguments, message):
         gpn.ConvNTK(*arguments)
 
 
+@pytest.mark.parametrize("name", ["features", "hidden_units"])
+def test_sizes_are_named(name):
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer, got 0"):
+        build(**{name: 0})
+
+
 def test_other_errors():
-    with pytest.raises(ValueError, match="width must be positive, got 0"):
-        build(width=0.0)
+    for width in (0.0, np.inf):
+        with pytest.raises(ValueError, match=f"width must be positive and finite, got {width}"):
+            build(width=width)
     with pytest.raises(TypeError, match="body must be a tf_keras model, got str"):
         build(body="resnet")
     with pytest.raises(ValueError, match=r"X must have rows of 60 pixels .* got shape \(2, 59\)"):
