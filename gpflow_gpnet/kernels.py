@@ -52,7 +52,7 @@ class _InfiniteNetworkKernel(Kernel, abc.ABC):
         name: str | None,
     ) -> None:
         super().__init__(active_dims=active_dims, name=name)
-        self.network = _InfiniteNetwork(_checked_image_shape(image_shape), layers)
+        self.network = _InfiniteNetwork(checked_image_shape(image_shape), layers)
         self.network.check()
         if not weight_variance > 0.0:
             raise ValueError(f"weight_variance must be positive, got {weight_variance}.")
@@ -181,7 +181,7 @@ class ConvNetKernel(_InfiniteNetworkKernel):
         :param bias_variance: σ_b²; 0 for no biases, which is then not trained.
         :raises ValueError: for arguments out of range, or where nothing is left of the images.
         """
-        _check_positive("num_layers", num_layers)
+        check_positive("num_layers", num_layers)
         steps = (strides,) * num_layers if isinstance(strides, (int, np.integer)) else strides
         if len(steps) != num_layers:
             raise ValueError(f"strides must be one number or {num_layers}, got {strides}.")
@@ -235,7 +235,7 @@ class ResNetKernel(_InfiniteNetworkKernel):
         :raises ValueError: for arguments out of range.
         """
         for number in blocks:
-            _check_positive("blocks", number)
+            check_positive("blocks", number)
         activate = _Activation(activation)
         layers: list[_Layer] = [_Convolution(filter_size)]
         for group, number in enumerate(blocks):
@@ -255,17 +255,22 @@ class ResNetKernel(_InfiniteNetworkKernel):
         )
 
 
-def _check_positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: Any) -> None:
+    """:raises ValueError: for what is not a positive integer."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}.")
 
 
-def _checked_image_shape(image_shape: Sequence[int]) -> tuple[int, int, int]:
+def checked_image_shape(image_shape: Sequence[int]) -> tuple[int, int, int]:
+    """Height, width and colours as integers.
+
+    :raises ValueError: for other than three positive integers.
+    """
     shape = tuple(image_shape)
     if len(shape) != 3:
         raise ValueError(f"image_shape must be (height, width, colours), got {image_shape!r}.")
     for size in shape:
-        _check_positive("image_shape's sizes", size)
+        check_positive("image_shape's sizes", size)
     return int(shape[0]), int(shape[1]), int(shape[2])
 
 
@@ -308,8 +313,8 @@ class _Convolution(_Layer):
     padding: str = "same"
 
     def __post_init__(self) -> None:
-        _check_positive("filter_size", self.size)
-        _check_positive("strides", self.stride)
+        check_positive("filter_size", self.size)
+        check_positive("strides", self.stride)
         if self.padding not in ("same", "valid"):
             raise ValueError(f'padding must be "same" or "valid", got {self.padding!r}.')
 

@@ -113,6 +113,18 @@ def test_what_are_not_probabilities_or_labels(probabilities, labels, message):
             score(np.array(probabilities), np.array(labels)[:, None])
 
 
+def test_rows_of_quadrature_sum_to_1():
+    """GPflow's for RobustMax give .92 here, which scores would refuse; Bernoulli's do anyway."""
+    model = fixed(MultiClass(3), [1.0, 0.0, -1.0], [25.0, 0.01, 0.01])
+    raw, _ = model.likelihood.predict_mean_and_var(
+        np.zeros((1, 1)), *model.predict_f(np.zeros((1, 1)))
+    )
+    assert float(tf.reduce_sum(raw)) < 0.95
+    probabilities = classification.class_probabilities(model, np.zeros((1, 1)))
+    np.testing.assert_allclose(probabilities, raw / tf.reduce_sum(raw), rtol=1e-12)
+    assert classification.scores(model, (np.zeros((1, 1)), np.zeros((1, 1))))["error"] == 0.0
+
+
 def test_numbers_out_of_range():
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         classification.calibration_error(np.array([[0.5, 0.5]]), np.array([[0]]), bins=0)

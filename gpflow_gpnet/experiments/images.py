@@ -33,6 +33,7 @@ import gpflow_gpnet as gpn
 
 from .. import classification
 from ..image_datasets import ImageDataset, load_images
+from .protocol import positive
 
 SUMMARY = "image classification with an infinite ConvNet's prior (section 5.3, table 2)"
 
@@ -60,8 +61,8 @@ COLUMNS = ("method", "steps", "seconds", *classification.METRICS, "auroc")
 
 _CURVE = ("step", "seconds", "loss", "validation_nlpd")
 
-_DATA = ("dataset", "train_rows", "test_rows", "held_out")
-"""Options that say which images."""
+_SETTINGS = "settings.json"
+"""In a method's folder: what it was run with."""
 
 _NOISES = np.geomspace(1e-4, 1.0, 13)
 
@@ -115,6 +116,8 @@ PRESETS = {
 class Problem:
     """Standardised images as rows [N, D] in float32, and the fixed prior."""
 
+    chosen: dict[str, Any]
+    """The data set's name, and how many of its images."""
     images: ImageDataset
     train: tuple[tf.Tensor, tf.Tensor]
     test: tuple[AnyNDArray, AnyNDArray]
@@ -157,6 +160,7 @@ def make_problem(
     gpflow.set_trainable(kernel, False)
     others = _others(images, folder)
     return Problem(
+        {"dataset": name, "train_rows": train_rows, "test_rows": test_rows, "held_out": held_out},
         images,
         (
             tf.constant(standardised(images.X_train[:train_rows])),
@@ -170,7 +174,7 @@ def make_problem(
 
 def _without_test_images(images: ImageDataset, held_out: int) -> ImageDataset:
     number = len(images.X_train) - held_out
-    if number < 1:
+    if held_out < 0 or number < 1:
         raise ValueError(
             f"--held-out must be less than {len(images.X_train)} images, got {held_out}."
         )
@@ -328,9 +332,12 @@ CHOICES = ("MAP", "GPNet", "GPNet, mean fixed", "exact regression", *list(METHOD
 def train(
     problem: Problem, method: str, settings: Settings, out: Path
 ) -> tuple[Any, dict[str, float]]:
-    """A trained model, its steps and seconds; goes on from what is in the folder."""
-    folder, checkpoints = _folder(out, method), "checkpoints"
-    folder.mkdir(parents=True, exist_ok=True)
+    """A trained model, its steps and seconds; goes on from what is in the folder.
+
+    :raises ValueError: as :func:`check_settings`.
+    """
+    check_settings(problem, settings, method, out)
+    folder, checkpoints, asked = _folder(out, method), "checkpoints", settings
     if method == "GPNet, mean fixed":
         mode, _ = train(problem, "MAP", settings, out)
         checkpoints += f"-mean-of-{settings.steps}"  # they hold that mean too
@@ -338,6 +345,7 @@ def train(
         model: Any = with_variance(problem, settings, mode.network)
     else:
         model = METHODS[method](problem, settings)
+    _keep_settings(problem, asked, method, out)
     history = gpn.fit(
         model,
         problem.train,
@@ -361,26 +369,31 @@ def _folder(out: Path, method: str) -> Path:
     return out / method.replace(", ", "-").replace(" ", "-")
 
 
-def check_settings(problem: dict[str, Any], settings: Settings, method: str, out: Path) -> None:
-    """Keep what a method is run with; more steps go on from those before, all else is another run.
+def check_settings(problem: Problem, settings: Settings, method: str, out: Path) -> None:
+    """More steps go on from those before; all else is another run.
 
-    :param problem: data set, and how many of its images.
-    :raises ValueError: if the folder holds a run of other settings.
+    :raises ValueError: if the method's folder holds a run of other images or settings.
     """
-    values = problem | asdict(settings)
-    del values["steps"]
-    path = _folder(out, method) / "settings.json"
-    if path.exists():
-        before = json.loads(path.read_text())
-        for name, value in values.items():
-            if before.get(name) != value:
-                raise ValueError(
-                    f"{path.parent} holds a run with {name} {before.get(name)}, not {value}: give "
-                    "another --out, or delete that folder and the method's row of results.csv."
-                )
+    path = _folder(out, method) / _SETTINGS
+    if not path.exists():
         return
+    before = json.loads(path.read_text())
+    for name, value in _recorded(problem, settings).items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"{path.parent} holds a run with {name} {before.get(name)}, not {value}: give "
+                "another --out, or delete that folder and the method's row of results.csv."
+            )
+
+
+def _keep_settings(problem: Problem, settings: Settings, method: str, out: Path) -> None:
+    path = _folder(out, method) / _SETTINGS
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    path.write_text(json.dumps(_recorded(problem, settings), indent=1) + "\n")
+
+
+def _recorded(problem: Problem, settings: Settings) -> dict[str, Any]:
+    return problem.chosen | {k: v for k, v in asdict(settings).items() if k != "steps"}
 
 
 def with_variance(problem: Problem, settings: Settings, network: gpn.ConvNTK) -> gpn.GPNet:
@@ -452,8 +465,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("seed", int, "of everything"),
     ):
         parser.add_argument(f"--{name}", type=kind, help=f"{text}; default: the preset's")
-    parser.add_argument("--train-rows", type=int, help="only the first training images")
-    parser.add_argument("--test-rows", type=int, help="only the first test images")
+    parser.add_argument("--train-rows", type=positive, help="only the first training images")
+    parser.add_argument("--test-rows", type=positive, help="only the first test images")
     parser.add_argument(
         "--held-out",
         type=int,
@@ -470,11 +483,6 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
         value = getattr(options, name, None)
         if value is not None:
             settings = replace(settings, **{name: value})
-    for name in ("train_rows", "test_rows"):
-        if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(options, name)}.")
-    if options.held_out < 0:
-        raise ValueError(f"held_out must be at least 0, got {options.held_out}.")
     out = options.out or Path("results") / f"images-{options.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.csv"
@@ -486,11 +494,9 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             options.test_rows,
             options.held_out,
         )
-        data = {name: getattr(options, name) for name in _DATA}
         known = {row["method"]: row for row in read(results)}
         for method in options.methods:
-            for part in ("MAP", method) if method == "GPNet, mean fixed" else (method,):
-                check_settings(data, settings, part, out)
+            check_settings(problem, settings, method, out)
         for method in options.methods:
             if method in known:
                 steps = f" after {number} steps" if (number := known[method]["steps"]) else ""
@@ -500,6 +506,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
             if method == "exact regression":
                 row = exact_regression(problem, settings)
                 row["seconds"] = time.perf_counter() - started
+                _keep_settings(problem, settings, method, out)
             else:
                 model, row = train(problem, method, settings, out)
                 row |= model_scores(problem, model)

@@ -90,14 +90,14 @@ def add_arguments(
         help=f"of {', '.join(methods)} (default: all)",
     )
     parser.add_argument(
-        "--splits", type=_positive, help=f"number of random splits (default: {splits})"
+        "--splits", type=positive, help=f"number of random splits (default: {splits})"
     )
     parser.add_argument(
         "--first-split", type=int, default=0, help="number of the first of them (default: 0)"
     )
     parser.add_argument(
         "--steps",
-        type=_positive,
+        type=positive,
         default=steps,
         help="of each training (default: %(default)s); the exact GP has none, and the default "
         "setting of natural GPNet chooses its own",
@@ -117,7 +117,11 @@ def add_arguments(
     )
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """An argument that counts something.
+
+    :raises argparse.ArgumentTypeError: below 1.
+    """
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")

@@ -17,6 +17,7 @@ from gpflow.config import default_float
 from gpflow.kernels import Kernel
 from gpflow.utilities import freeze
 
+from ..kernels import check_positive, checked_image_shape
 from ..latent_prior import latent_variance
 from ..replicas import Share, size_of
 from .base import InferenceNetwork
@@ -88,17 +89,10 @@ class ConvNTK(InferenceNetwork):
         :raises TypeError: for a Keras 3 model.
         """
         super().__init__()
-        if len(image_shape) != 3:
-            raise ValueError(f"image_shape must be (height, width, colours), got {image_shape!r}.")
-        self.image_shape = tuple(image_shape)
-        for name, value in (
-            *(("image_shape's sizes", size) for size in image_shape),
-            ("num_classes", num_classes),
-            ("hidden_units", hidden_units),
-            ("features", features),
-        ):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+        self.image_shape = checked_image_shape(image_shape)
+        check_positive("num_classes", num_classes)
+        check_positive("hidden_units", hidden_units)
+        check_positive("features", features)
         if not 0.0 < width < np.inf:
             raise ValueError(f"width must be positive and finite, got {width}.")
         rng = np.random.default_rng(seed)

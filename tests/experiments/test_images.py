@@ -84,10 +84,18 @@ def test_a_folder_is_of_one_data_set_and_one_setting(tiny_images, capsys):
     rows = image_run(tiny_images, out, *arguments[:3], "1")
     assert rows[0]["steps"] == "2", "what the checkpoint has had"
     for option in ("--train-rows", "--test-rows"):
-        with pytest.raises(ValueError, match="rows must be at least 1, got 0"):
+        with pytest.raises(SystemExit):
             image_run(tiny_images, tiny_images / "new", option, "0")
-    with pytest.raises(ValueError, match="held_out must be at least 0, got -5"):
+        assert f"{option}: must be at least 1, got 0" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--held-out must be less than 30 images, got -5"):
         image_run(tiny_images, tiny_images / "new", "--held-out", "-5")
+
+
+def test_a_run_that_fails_at_its_settings_leaves_none(tiny_images):
+    arguments = "--methods", "MAP", "--steps", "1"
+    with pytest.raises(ValueError, match="features must be a positive integer, got 0"):
+        image_run(tiny_images, tiny_images / "out", *arguments, "--features", "0")
+    assert len(image_run(tiny_images, tiny_images / "out", *arguments)) == 1
 
 
 def test_a_fixed_mean_is_that_of_the_steps_asked_for(tiny_images):
