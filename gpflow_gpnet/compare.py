@@ -283,6 +283,29 @@ class Comparison:
             raise ValueError(f"{path} holds no results of {methods or 'any method'}.")
         return cls(pd.DataFrame([row for row in rows if row["method"] in names]), names)
 
+    def beside(self, other: Comparison) -> Comparison:
+        """These results and another's on the same splits of the same data.
+
+        >>> trained = gpflow.models.GPR((X, Y), kernel, noise_variance=0.1)
+        >>> a, b = (
+        ...     gpn.compare({name: trained}, (X, Y), test_data=(X, Y), progress=False)
+        ...     for name in ("a", "b")
+        ... )
+        >>> a.beside(b).paired("a", "rmse")["difference"].item()
+        0.0
+
+        :raises ValueError: for a method that both have.
+        """
+        import pandas as pd
+
+        both = [name for name in self.methods if name in other.methods]
+        if both:
+            raise ValueError(f"{both} are in both comparisons: their results are ambiguous.")
+        return Comparison(
+            pd.concat([self.results, other.results], ignore_index=True),
+            self.methods + other.methods,
+        )
+
     def summary(self) -> pd.DataFrame:
         """Mean and standard error over splits: columns (metric, "mean" or "se")."""
         groups = self.results.groupby("method", sort=False)[list(METRICS)]

@@ -115,6 +115,15 @@ def add_arguments(
     parser.add_argument(
         "--report", action="store_true", help="write tables and figure of what is there; train none"
     )
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        type=Path,
+        default=(),
+        metavar="FOLDER",
+        help="show in tables and figure the results in these folders too, of other methods with "
+        "other steps or budgets",
+    )
 
 
 def positive(text: str) -> int:
@@ -141,7 +150,11 @@ def run(
     :param options: those of :func:`add_arguments`.
     :param settings: others that results depend on.
     :return: of the data sets that have any.
+    :raises ValueError: where a folder of ``options.beside`` is missing, or has a method of another.
     """
+    for folder in options.beside:
+        if not folder.is_dir():
+            raise ValueError(f"--beside {folder}: there is no such folder.")
     problems = load()
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.report:
@@ -153,17 +166,27 @@ def run(
                 _run_problem(problem, methods, options, settings, bar)
     results = []
     for problem in problems:
-        try:
-            comparison = Comparison.from_csv(_path(problem, options), options.methods)
-        except ValueError:  # nothing yet
-            continue
-        rows, inputs = problem.dataset.X.shape
-        results.append(Results(problem.dataset.name, rows, inputs, comparison))
+        comparison = _comparison(problem, options)
+        if comparison is not None:
+            rows, inputs = problem.dataset.X.shape
+            results.append(Results(problem.dataset.name, rows, inputs, comparison))
     return results
 
 
-def _path(problem: Problem, options: argparse.Namespace) -> Path:
-    return Path(options.out / f"{problem.dataset.name}.csv")
+def _comparison(problem: Problem, options: argparse.Namespace) -> Comparison | None:
+    """What is in all the folders; None where that is nothing."""
+    found = None
+    for folder in (options.out, *options.beside):
+        try:
+            one = Comparison.from_csv(_path(problem, folder), options.methods)
+        except ValueError:  # nothing yet
+            continue
+        found = one if found is None else found.beside(one)
+    return found
+
+
+def _path(problem: Problem, folder: Path) -> Path:
+    return folder / f"{problem.dataset.name}.csv"
 
 
 def _run_problem(
@@ -193,7 +216,7 @@ def _run_problem(
             splits=[split],
             num_test=problem.num_test,
             quantile_rows=problem.quantile_rows,
-            out=_path(problem, options),
+            out=_path(problem, options.out),
             settings=budget | settings,
             on_result=lambda row: bar.write(_line(name, row)),
         )

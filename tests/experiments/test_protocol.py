@@ -75,6 +75,25 @@ def test_results_of_other_settings_are_not_mixed(tmp_path):
             protocol.run(load, methods, options(tmp_path, *arguments), extra=extra)
 
 
+def test_results_of_other_settings_are_shown_beside(tmp_path):
+    methods = {"first": Method(Recorder()), "second": Method(Recorder())}
+    load = lambda splits: lambda: [Problem(DATASET, splits)]  # noqa: E731
+    here, there = tmp_path / "here", tmp_path / "there"
+    protocol.run(load([0, 1]), methods, options(here, "--methods", "first"))
+    protocol.run(load([1, 2]), methods, options(there, "--methods", "second", "--steps", "12"))
+    both = options(here, "--report", "--beside", str(there))
+    [shown] = protocol.run(load([0]), methods, both)
+    assert shown.comparison.methods == ("first", "second")
+    pair = shown.comparison.paired("first", "nlpd").loc["second"]
+    assert (pair["splits"], pair["difference"]) == (1, 0.0)
+    [alone] = protocol.run(load([0]), methods, options(tmp_path, "--report", "--beside", str(here)))
+    assert alone.comparison.methods == ("first",)
+    with pytest.raises(ValueError, match=r"\['first'\] are in both comparisons"):
+        protocol.run(load([0]), methods, options(here, "--report", "--beside", str(here)))
+    with pytest.raises(ValueError, match=r"--beside .*absent: there is no such folder"):
+        protocol.run(load([0]), methods, options(here, "--beside", str(tmp_path / "absent")))
+
+
 def test_too_many_rows_and_failures_stop_nothing(tmp_path, capsys):
     large = Recorder()
     methods = {"first": Method(large, max_rows=26), "second": Method(failing)}
