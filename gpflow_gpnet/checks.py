@@ -12,7 +12,15 @@ import tensorflow as tf
 from gpflow import likelihoods
 from gpflow.base import RegressionData
 from gpflow.config import default_float
-from gpflow.kernels import Coregion, Kernel, LinearCoregionalization
+from gpflow.kernels import (
+    ArcCosine,
+    Coregion,
+    Kernel,
+    Linear,
+    LinearCoregionalization,
+    Periodic,
+    Stationary,
+)
 from gpflow.likelihoods import SwitchedLikelihood
 from gpflow.mean_functions import Zero
 from gpflow.models import GPModel
@@ -31,11 +39,14 @@ from .spectral import active_columns, is_stationary, kernel_leaves, smoothing_le
 
 __all__ = [
     "check_batch",
+    "check_columns",
+    "check_kernel",
     "check_far_from_origin",
     "check_module",
     "check_not_in_scipy",
     "check_shape",
     "check_targets",
+    "check_width",
     "num_targets",
     "to_tensors",
 ]
@@ -156,11 +167,36 @@ def check_batch(model: GPModel, data: RegressionData) -> None:
     _check_pair(tf.TensorShape(X.shape), tf.TensorShape(Y.shape))
     if len(X) == 0:
         raise ValueError("X and Y have no rows.")
+    check_width(model, X)
+    check_kernel(model.kernel, X.shape[1])
     _check_finite("X", X)
-    _check_columns(model, Y)
+    check_columns(model, Y)
     check_targets(model.likelihood, Y)
     _check_mean_function(model, X)
     _check_output_indices(model.kernel, X)
+
+
+def check_width(model: GPModel, X: Any, name: str = "X") -> None:
+    """Refuse inputs of another width than the model's network takes, which could be broadcast.
+
+    :raises ValueError: naming the shape.
+    """
+    expected = getattr(getattr(model, "inference_network", None), "input_dim", None)
+    if isinstance(expected, int) and X.shape[-1] not in (None, expected):
+        raise ValueError(
+            f"{name} must have {expected} columns, the inputs of the model's network, got shape "
+            f"{tuple(X.shape)}."
+        )
+
+
+def check_kernel(kernel: Kernel, input_dim: int) -> None:
+    """Refuse inputs that one of GPflow's kernels was not made for, which could be broadcast.
+
+    :raises ValueError: naming the kernel.
+    """
+    for leaf in kernel_leaves(kernel):
+        if isinstance(leaf, (Stationary, Linear, ArcCosine, Periodic, Coregion)):
+            active_columns(leaf, input_dim)
 
 
 def _check_finite(name: str, values: np.ndarray, hint: str = "") -> None:
@@ -172,21 +208,25 @@ def _check_finite(name: str, values: np.ndarray, hint: str = "") -> None:
         )
 
 
-def _check_columns(model: GPModel, Y: np.ndarray) -> None:
+def check_columns(model: GPModel, Y: Any) -> None:
+    """Refuse targets [..., P] of another number than the model has, which could be broadcast.
+
+    :raises ValueError: naming the numbers.
+    """
     likelihood, outputs = model.likelihood, num_targets(model)
-    if outputs is None:
+    if outputs is None or Y.shape[-1] is None:
         return
     if isinstance(likelihood, RowDataLikelihood):
         expected = likelihood.num_columns(outputs)
-        if Y.shape[1] != expected:
+        if Y.shape[-1] != expected:
             raise ValueError(
-                f"Y has {Y.shape[1]} columns, but {type(likelihood).__name__} needs {expected}, "
+                f"Y has {Y.shape[-1]} columns, but {type(likelihood).__name__} needs {expected}, "
                 f"{outputs} of targets and then {likelihood.row_data}: pass data as (X, Y, "
                 f"{likelihood.row_data})."
             )
-    elif Y.shape[1] != outputs:
+    elif Y.shape[-1] != outputs:
         raise ValueError(
-            f"Y has {Y.shape[1]} columns, but the model has {outputs} outputs "
+            f"Y has {Y.shape[-1]} columns, but the model has {outputs} outputs "
             f"(num_latent_gps={model.num_latent_gps}). One-hot labels must become one column of "
             "class indices."
         )

@@ -163,9 +163,9 @@ def _with_retries(
                 [
                     f"Cholesky of {name} failed: {kind} is not positive definite, even with "
                     f"{_RETRIES} increasing amounts of jitter. Likely cause: inputs that are not "
-                    "centred (squared distances cancel), an indefinite kernel, or float32 where "
-                    "float64 is needed. Remedy: scale the inputs, raise gpflow's default jitter or "
-                    "use float64. Shape now:",
+                    "centred, or lengthscales far below their spread (squared distances cancel), "
+                    "an indefinite kernel, or float32 where float64 is needed. Remedy: scale the "
+                    "inputs, raise gpflow's default jitter or use float64. Shape now:",
                     tf.shape(matrix),
                 ],
             ),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from gpflow import Parameter
+from gpflow.base import AnyNDArray
 from gpflow.kernels import Kernel
 from gpflow.likelihoods import Gaussian, Likelihood
 from gpflow.mean_functions import MeanFunction
@@ -13,8 +14,9 @@ from gpflow.models import GPR
 from gpflow.optimizers import Scipy
 from gpflow.utilities import multiple_assign, parameter_dict
 
-from .checks import to_tensors
+from .checks import check_kernel, to_tensors
 from .likelihoods import base_likelihood
+from .spectral import active_columns, kernel_leaves
 
 __all__ = ["fit_from_starts", "fit_hyperparameters"]
 
@@ -35,7 +37,8 @@ def fit_hyperparameters(
     """Maximise the exact marginal likelihood of at most ``num_points`` random rows, in place.
 
     What the paper does before training on its larger data sets (appendix B.2). Parameters that are
-    not trainable stay. O(num_points³) an iteration.
+    not trainable stay. Lengthscales that go to 0 stop where all values of an input are told apart.
+    O(num_points³) an iteration.
 
     >>> gpn.fit_hyperparameters(kernel, likelihood, (X, Y), max_iterations=5)
     >>> bool(likelihood.variance.numpy() < 0.1)
@@ -46,12 +49,13 @@ def fit_hyperparameters(
     :param data: X [N, D] and Y [N, P], scaled if the model is to scale them
         (``scaling(data)``); rows without all targets and row data are ignored.
     :raises TypeError: if the likelihood is not Gaussian.
-    :raises ValueError: if no row has all its targets.
+    :raises ValueError: if no row has all its targets, or X has not the kernel's columns.
     """
     likelihood = base_likelihood(likelihood)
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
     X, Y = (values.numpy() for values in to_tensors(data[:2]))
+    check_kernel(kernel, X.shape[1])
     whole = np.flatnonzero(~np.isnan(Y).any(axis=1))
     if not whole.size:
         raise ValueError(f"Y of shape {Y.shape} has no row without NaN.")
@@ -60,6 +64,34 @@ def fit_hyperparameters(
     Scipy().minimize(
         model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
     )
+    for leaf in kernel_leaves(kernel):
+        _keep_resolvable(leaf, X[rows])
+
+
+def _keep_resolvable(kernel: Kernel, X: AnyNDArray) -> None:
+    """Raise lengthscales that tell all values of a column apart to the largest that does.
+
+    A column of few values can have the maximum at 0, where squared distances lose all digits.
+    """
+    lengthscales = getattr(kernel, "lengthscales", None)
+    if not isinstance(lengthscales, Parameter) or not lengthscales.trainable:
+        return
+    columns = X[:, active_columns(kernel, X.shape[1])]
+    least = np.array([_least_lengthscale(column) for column in columns.T])
+    values = lengthscales.numpy()
+    least = least.min() if values.ndim == 0 else least
+    if (values < least).any():
+        lengthscales.assign(np.maximum(values, least))
+
+
+def _least_lengthscale(column: AnyNDArray) -> float:
+    """A tenth of the smallest gap of values, or what leaves squares of distances half their digits
+    where that is more."""
+    values = np.unique(column)
+    if len(values) == 1:
+        return 0.0
+    rounding = np.finfo(values.dtype).eps ** 0.25
+    return float(max(0.1 * np.diff(values).min(), rounding * np.ptp(values)))
 
 
 def fit_from_starts(kernel: Kernel, likelihood: Likelihood, data: Any, **settings: Any) -> None:

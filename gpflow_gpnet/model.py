@@ -26,10 +26,12 @@ from gpflow.utilities.model_utils import assert_params_false
 from . import gaussians
 from .checks import (
     check_batch,
+    check_columns,
     check_far_from_origin,
     check_module,
     check_not_in_scipy,
     check_shape,
+    check_width,
     num_targets,
     to_tensors,
 )
@@ -240,15 +242,23 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             network.initialise(np.asarray(self.scaled_inputs(X)))
 
     def scaled_inputs(self, X: TensorType) -> tf.Tensor:
-        """Inputs [..., D] in the units of the kernel: the data's own, or :attr:`scaling`'s."""
+        """Inputs [..., D] in the units of the kernel: the data's own, or :attr:`scaling`'s.
+
+        :raises ValueError: for another D than the network's.
+        """
         X = self._as_inputs(X)
+        check_width(self, X)
         return X if self.scaling is None else self.scaling.inputs(X)
 
     def scaled(self, batch: RegressionData) -> RegressionData:
-        """A batch of tensors in the units of kernel and likelihood."""
+        """A batch of tensors in the units of kernel and likelihood.
+
+        :raises ValueError: for another D than the network's.
+        """
+        X, Y = batch
+        check_width(self, X)
         if self.scaling is None:
             return batch
-        X, Y = batch
         return self.scaling.inputs(X), self.scaling.targets(Y, self.likelihood)
 
     def checked(self, data: Any) -> RegressionData:
@@ -504,6 +514,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :param data: X [batch..., N, D] and Y [batch..., N, P]; row data are those of training, or
             left out: weights do not matter here, and noise variances are then 0.
         :raises NotImplementedError: for full covariances.
+        :raises ValueError: for shapes that do not fit the model.
         """
         assert_params_false(
             self.predict_log_density, full_cov=full_cov, full_output_cov=full_output_cov
@@ -512,6 +523,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         X, Y = to_tensors(data, likelihood, dtype=self._float_type, batched=True)
         if isinstance(likelihood, RowDataLikelihood) and Y.shape[-1] == num_targets(self):
             Y = likelihood.join(Y, tf.ones_like(Y[..., :1]) * likelihood.default_row_data)
+        check_columns(self, Y)
 
         def density(X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
             X, Y = self.scaled((X, Y))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Scaling(Module):
         target_scale: TensorType | None = None,
     ) -> None:
         """
-        :param input_center: [D]; input_scale: [D], positive.
+        :param input_center: [D] or a number; input_scale: likewise, positive.
         :param target_center: [P] or a number; target_scale: likewise, positive. Targets are left
             as they are where neither is given.
         :raises ValueError: for scales that are not positive, numbers that are not finite, or
@@ -52,8 +53,8 @@ class Scaling(Module):
         self.scales_targets = target_center is not None or target_scale is not None
         center = 0.0 if target_center is None else target_center
         scale = 1.0 if target_scale is None else target_scale
-        self.target_center = _constant(center, "target_center")
-        self.target_scale = _constant(scale, "target_scale", positive=True)
+        self.target_center = _constant(center, "target_center", ndmin=1)
+        self.target_scale = _constant(scale, "target_scale", positive=True, ndmin=1)
         with np.errstate(over="ignore", under="ignore"):
             squares = np.square(self.target_scale.numpy())
         if not (np.isfinite(squares) & (squares >= np.finfo(squares.dtype).tiny)).all():
@@ -86,7 +87,11 @@ class Scaling(Module):
         return self.inputs(X), self.targets(Y, likelihood)
 
     def inputs(self, X: TensorType) -> tf.Tensor:
-        """[..., D] in the model's units."""
+        """[..., D] in the model's units.
+
+        :raises ValueError: for another D.
+        """
+        _check_width("X", X, self.input_center.shape + self.input_scale.shape)
         return (X - self.input_center) / self.input_scale
 
     def original_inputs(self, X: TensorType) -> tf.Tensor:
@@ -94,7 +99,10 @@ class Scaling(Module):
         return X * self.input_scale + self.input_center
 
     def targets(self, Y: tf.Tensor, likelihood: Likelihood | None = None) -> tf.Tensor:
-        """[..., P], or what columns the likelihood needs, in the model's units."""
+        """[..., P], or what columns the likelihood needs, in the model's units.
+
+        :raises ValueError: for another P.
+        """
         if not self.scales_targets:  # labels stay integers
             return Y
         if isinstance(likelihood, MissingTargets):
@@ -105,6 +113,8 @@ class Scaling(Module):
         if isinstance(likelihood, KnownNoise):
             targets, variances = likelihood.split(Y)
             return likelihood.join(self.targets(targets), variances / self.target_scale**2)
+        sizes = self.target_center.shape + self.target_scale.shape
+        _check_width("Y", Y, [size for size in sizes if size > 1])
         return (Y - self.target_center) / self.target_scale
 
     def original_mean(self, mean: tf.Tensor) -> tf.Tensor:
@@ -146,12 +156,23 @@ class Scaling(Module):
             )
 
 
-def _constant(values: TensorType, name: str, positive: bool = False) -> Parameter:
-    array: AnyNDArray = np.atleast_1d(np.asarray(values, default_float()))
-    if array.ndim != 1 or not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
+def _constant(
+    values: TensorType, name: str, *, positive: bool = False, ndmin: int = 0
+) -> Parameter:
+    array: AnyNDArray = np.array(values, default_float(), ndmin=ndmin)
+    if array.ndim > 1 or not np.isfinite(array).all() or (positive and (array <= 0.0).any()):
         wanted = "finite and positive" if positive else "finite"
         raise ValueError(f"{name} must be a number or a vector, {wanted}, got {values}.")
     return Parameter(array, trainable=False)
+
+
+def _check_width(name: str, values: TensorType, sizes: Iterable[int]) -> None:
+    """Refuse columns that centres and scales [size] would be broadcast to, or which to them."""
+    for size in sizes:
+        if values.shape[-1] not in (None, size):
+            raise ValueError(
+                f"{name} has shape {tuple(values.shape)}, but the scaling is of {size} columns."
+            )
 
 
 def _moments(values: AnyNDArray, name: str) -> tuple[AnyNDArray, AnyNDArray]:

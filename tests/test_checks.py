@@ -181,6 +181,75 @@ def linear(columns):
     return gpflow.mean_functions.Linear(np.ones((1, columns)), np.zeros(columns))
 
 
+NETWORKS = {
+    "RFE": lambda kernel: gpn.RFE(kernel, 2, 4),
+    "AdaptiveBasis": lambda kernel: gpn.AdaptiveBasis((4,), kernel=kernel, input_dim=2),
+    "NTK": lambda kernel: gpn.NTK((4,), kernel=kernel, input_dim=2),
+    "LinearisedNTK": lambda kernel: gpn.LinearisedNTK(gpn.NTK((4,), kernel=kernel, input_dim=2)),
+    "BNN": lambda kernel: gpn.BNN((4,), kernel=kernel, input_dim=2),
+    "InducingFeatures": lambda kernel: gpn.InducingFeatures(kernel, np.zeros((3, 2))),
+    "ConvNTK": lambda kernel: gpn.ConvNTK((1, 2, 1), 1, width=0.02, features=3, filters=(64,)),
+    "LinearSum": lambda kernel: gpn.RFE(kernel, 2, 4) + gpn.RFE(kernel, 2, 4),
+    "Sum": lambda kernel: gpn.NTK((4,), kernel=kernel, input_dim=2) + gpn.RFE(kernel, 2, 4),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_inputs_of_another_width_are_refused(name):
+    """One column would be spread over both inputs of most networks: a silent wrong answer."""
+    kernel, Y = gpflow.kernels.SquaredExponential(), np.zeros((3, 1))
+    network = NETWORKS[name](kernel)
+    assert network.input_dim == 2
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), network, num_data=3)
+    calls = (
+        model.predict_f,
+        model.predict_y,
+        model.posterior().predict_f,
+        lambda X: model.predict_quantiles(X, [0.5]),
+        lambda X: model.predict_log_density((X, Y)),
+        lambda X: model.elbo((X, Y)),
+        tf.function(lambda X: model.training_loss((X, Y))),
+        lambda X: gpn.fit(model, (X, Y), num_steps=1, progress=False),
+    )
+    for call in calls:
+        for columns in (1, 3):
+            with pytest.raises(ValueError, match=rf"X must have 2 columns.*\(3, {columns}\)"):
+                call(np.zeros((3, columns)))
+    if isinstance(network, gpn.LinearNetwork):
+        with pytest.raises(ValueError, match="X must have 2 columns"):
+            model.sample_functions(1)(np.zeros((3, 1)))
+
+
+def test_networks_of_other_widths_do_not_add_up():
+    kernel = gpflow.kernels.SquaredExponential()
+    for first in (gpn.RFE(kernel, 1, 4), gpn.NTK((4,), input_dim=1)):
+        with pytest.raises(ValueError, match="same number of inputs"):
+            first + gpn.RFE(kernel, 2, 4)
+    free = gpn.Deterministic(gpflow.functions.Linear())
+    assert free.input_dim is None and (free + gpn.RFE(kernel, 2, 4)).input_dim == 2
+
+
+def test_kernels_of_another_width_are_refused():
+    one = gpflow.kernels.SquaredExponential()
+    for kernel in (
+        gpflow.kernels.Linear(variance=[1.0, 1.0]),
+        gpflow.kernels.Polynomial(variance=[1.0, 1.0]) + one,
+        gpflow.kernels.ArcCosine(weight_variances=[1.0, 1.0]) * one,
+        gpflow.kernels.Periodic(one, period=[1.0, 1.0]),
+        gpflow.kernels.Matern12(lengthscales=[1.0, 1.0]),
+    ):
+        model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), gpn.RFE(one, 1, 4), num_data=3)
+        with pytest.raises(ValueError, match=r"expected 2 active input\(s\), .* got 1"):
+            gpn.fit(model, (np.eye(3)[:, :1], np.zeros((3, 1))), num_steps=1, progress=False)
+
+
+def test_targets_of_another_width_have_no_log_density():
+    kernel, X = gpflow.kernels.SquaredExponential(), np.zeros((3, 1))
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), gpn.RFE(kernel, 1, 4))
+    with pytest.raises(ValueError, match="Y has 2 columns, but the model has 1 outputs"):
+        model.predict_log_density((X, np.zeros((3, 2))))
+
+
 def test_mean_function_needs_a_column_for_each_function():
     X, Y = np.zeros((4, 1)), np.ones((4, 2))
     for columns in (1, 2):

@@ -85,3 +85,34 @@ def test_from_starts_goes_back_to_the_given_ones_where_no_noise_is_left(rng, mon
     hyperparameters.fit_from_starts(kernel, likelihood, data)
     assert len(seen) == 3
     np.testing.assert_allclose(seen[2][0], 0.5)
+
+
+def test_lengthscales_stop_where_all_values_are_told_apart(rng):
+    """Seven levels with unrelated means, as months can be: the likelihood's maximum is at 0."""
+    level = rng.permutation(np.repeat(np.arange(7.0), 20))[:, None]
+    X = np.hstack([level, rng.normal(size=level.shape)])
+    Y = rng.normal(size=7)[level.astype(int)] + 0.1 * rng.normal(size=level.shape)
+    kernel, likelihood = RBF(lengthscales=[1e-7, 2.0]), Gaussian(0.01)
+    gpflow.set_trainable((kernel.variance, likelihood), False)
+    gpn.fit_hyperparameters(kernel, likelihood, (X, Y), max_iterations=1)
+    assert kernel.lengthscales.numpy()[0] == pytest.approx(0.1)
+    prior = kernel(X[:, :1] * [1.0, 0.0]).numpy()
+    np.testing.assert_allclose(prior, level == level.T, atol=1e-12)
+    frozen = RBF(lengthscales=1e-7)
+    gpflow.set_trainable(frozen.lengthscales, False)
+    gpn.fit_hyperparameters(frozen, Gaussian(), (X[:, :1], Y), max_iterations=1)
+    assert frozen.lengthscales.numpy() == pytest.approx(1e-7)
+
+
+def test_least_lengthscale_keeps_squared_distances(float_type):
+    """To half the float type's digits, where values are nearer than that to each other."""
+    column = np.array([0.0, 1e-9, 8.0, 8.0], float_type)
+    eps = np.finfo(float_type).eps
+    assert hyperparameters._least_lengthscale(column) == pytest.approx(8.0 * eps**0.25)
+    assert hyperparameters._least_lengthscale(column[2:]) == 0.0
+
+
+def test_columns_are_the_kernels(rng):
+    X, Y = make_data(rng)
+    with pytest.raises(ValueError, match=r"SquaredExponential: expected 2 active .* got 1 with"):
+        gpn.fit_hyperparameters(RBF(lengthscales=[1.0, 1.0]), Gaussian(), (X, Y))

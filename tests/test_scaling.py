@@ -276,6 +276,22 @@ def test_errors() -> None:
         gpn.Scaling.from_data((X, np.full((12, 1), np.nan)))
 
 
+def test_columns_are_never_broadcast() -> None:
+    """One centre given as a number is for all columns; a vector's length must be theirs."""
+    one, two = (gpn.Scaling.from_data((X[:, :size], Y)) for size in (1, 2))
+    for scaling, size in ((one, 2), (two, 1)):
+        with pytest.raises(
+            ValueError, match=rf"X has shape .* the scaling is of {3 - size} columns"
+        ):
+            scaling.inputs(X[:, :size])
+    pairs = gpn.Scaling(0.0, 1.0, [0.0, 1.0], 2.0)
+    with pytest.raises(ValueError, match=r"Y has shape \(12, 1\), but the scaling is of 2 columns"):
+        pairs.targets(tf.constant(Y[:, :1]))
+    np.testing.assert_allclose(gpn.Scaling(1.0, [2.0, 4.0]).inputs(X), (X - 1.0) / [2.0, 4.0])
+    np.testing.assert_allclose(gpn.Scaling(1.0, 2.0, 1.0, 3.0).targets(Y), (Y - 1.0) / 3.0)
+    np.testing.assert_allclose(gpn.Scaling(1.0, 2.0).inputs(X), (X - 1.0) / 2.0)
+
+
 @pytest.mark.parametrize("unit", [1e-25, 1e25])
 def test_targets_whose_variances_the_float_type_cannot_hold_are_refused(rng, unit) -> None:
     """float64 holds them; in float32 all predicted variances would be 0 or infinite."""

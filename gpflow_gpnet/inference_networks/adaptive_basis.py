@@ -77,6 +77,7 @@ class AdaptiveBasis(LinearNetwork):
         if given and input_dim is None:
             input_dim = keras_input_dim(hidden_units)
         start = starting_prior(kernel, input_dim, num_latent_gps)
+        self.input_dim = start.input_dim
         widths = () if given else check_hidden_units(hidden_units, least=1)
         self.body: KerasBody | MLP
         if given:

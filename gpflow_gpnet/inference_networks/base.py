@@ -32,6 +32,9 @@ class InferenceNetwork(Module, abc.ABC):
     (TensorShape([20, 1]), TensorShape([1, 20, 20]))
     """
 
+    input_dim: int | None = None
+    """D, or None where the network takes any; the model refuses inputs of other widths."""
+
     @abc.abstractmethod
     @check_shapes(
         "X: [batch..., N, D]",

@@ -80,6 +80,7 @@ class BNN(InferenceNetwork):
         if covariance not in ("diag", "matrix"):
             raise ValueError(f'covariance must be "diag" or "matrix", got {covariance!r}.')
         start = starting_prior(kernel, input_dim, num_latent_gps)
+        self.input_dim = start.input_dim
         sizes = [start.input_dim, *check_hidden_units(hidden_units), start.num_latent_gps]
         rng = np.random.default_rng(seed)
         self.means = MLP(sizes, activation, rng, start.lengthscales, "zero")

@@ -36,7 +36,7 @@ class Deterministic(InferenceNetwork):
         """
         :param function: X [N, D] to [N, L]: a tf_keras model (rows as for prediction), a GPflow
             mean function or any Module.
-        :param input_dim: D, needed for Keras models that do not tell.
+        :param input_dim: D; needed for Keras models that do not tell.
         :raises ValueError: if a Keras model does not tell D.
         """
         super().__init__()
@@ -46,6 +46,7 @@ class Deterministic(InferenceNetwork):
                 raise ValueError(f"input_dim is needed, {type(function).__name__} does not tell.")
             function = KerasBody(function, input_dim)
         self.function = function
+        self.input_dim = input_dim
 
     @inherit_check_shapes
     def __call__(self, X: TensorType, full_cov: bool = False) -> MeanAndVariance:
@@ -70,11 +71,12 @@ class Sum(InferenceNetwork):
 
     def __init__(self, *networks: InferenceNetwork) -> None:
         """
-        :raises ValueError: for none, or for different numbers of latent GPs.
+        :raises ValueError: for none, or for different numbers of inputs or latent GPs.
         """
         super().__init__()
         self.networks = _given(networks, "Sum")
-        self._num_latent_gps = _common_latents(self.networks)
+        self.input_dim = _common(self.networks, "input_dim", "inputs")
+        self._num_latent_gps = _common(self.networks, "num_latent_gps", "latent GPs")
 
     @property
     def num_latent_gps(self) -> int | None:
@@ -109,7 +111,7 @@ class LinearSum(LinearNetwork):
     def __init__(self, *networks: InferenceNetwork) -> None:
         """
         :param networks: linear ones with a full covariance, and :class:`Deterministic` ones.
-        :raises ValueError: for another network, or for different numbers of latent GPs.
+        :raises ValueError: for another network, or for different numbers of inputs or latent GPs.
         """
         super().__init__()
         self.networks = _given(networks, "LinearSum")
@@ -119,7 +121,8 @@ class LinearSum(LinearNetwork):
                 "LinearSum needs networks linear in their weights, got "
                 f"{[type(network).__name__ for network in networks]}: use Sum."
             )
-        latents = _common_latents(self.networks)
+        self.input_dim = _common(self.networks, "input_dim", "inputs")
+        latents = _common(self.networks, "num_latent_gps", "latent GPs")
         assert latents is not None
         self.shared_features = all(part.shared_features for part in self._parts)
         self.matches_prior = all(part.matches_prior for part in self._parts) and len(
@@ -226,10 +229,11 @@ def _given(networks: tuple[InferenceNetwork, ...], name: str) -> list[InferenceN
     return list(networks)
 
 
-def _common_latents(networks: list[InferenceNetwork]) -> int | None:
-    known = {network.num_latent_gps for network in networks} - {None}
+def _common(networks: list[InferenceNetwork], name: str, what: str) -> int | None:
+    """The value of an attribute that all networks share, but those where it is None."""
+    known = {getattr(network, name, None) for network in networks} - {None}
     if len(known) > 1:
-        raise ValueError(f"All networks need the same number of latent GPs, got {known}.")
+        raise ValueError(f"All networks need the same number of {what}, got {known}.")
     return known.pop() if known else None
 
 

@@ -90,6 +90,7 @@ class ConvNTK(InferenceNetwork):
         """
         super().__init__()
         self.image_shape = checked_image_shape(image_shape)
+        self.input_dim = int(np.prod(self.image_shape))
         check_positive("num_classes", num_classes)
         check_positive("hidden_units", hidden_units)
         check_positive("features", features)
@@ -106,7 +107,7 @@ class ConvNTK(InferenceNetwork):
                 self.image_shape, widths, strides, features, pooling, rng, dtype
             )
         elif callable(body):
-            self.body = KerasBody(body, int(np.prod(self.image_shape)), self.image_shape)
+            self.body = KerasBody(body, self.input_dim, self.image_shape)
         else:
             raise TypeError(f"body must be a tf_keras model, got {type(body).__name__}.")
         self.heads = _ClassHeads(
@@ -117,7 +118,7 @@ class ConvNTK(InferenceNetwork):
         # In a namespace, so that the network's parameters do not include the prior's.
         self._start = SimpleNamespace(kernel=None if kernel is None else freeze(kernel))
         self._initialised = False
-        self.scale_variances(rng.normal(size=(16, int(np.prod(self.image_shape)))))
+        self.scale_variances(rng.normal(size=(16, self.input_dim)))
 
     def _set_weight_prior(self) -> None:
         heads = self.heads
@@ -165,7 +166,7 @@ class ConvNTK(InferenceNetwork):
         :raises ValueError: for other shapes.
         """
         X = tf.convert_to_tensor(X, default_float())
-        size = int(np.prod(self.image_shape))
+        size = self.input_dim
         if X.shape.rank is not None and tuple(X.shape[-3:]) == self.image_shape:
             X = tf.reshape(X, tf.concat([tf.shape(X)[:-3], [size]], axis=0))
         elif X.shape[-1] not in (None, size):

@@ -64,6 +64,7 @@ class InducingFeatures(LinearNetwork):
             raise ValueError(f"Z must be a matrix [M, D], got shape {Z.shape}.")
         self.kernel = kernel
         self.Z = Parameter(Z)
+        self.input_dim = Z.shape[1]
         self.shared_features = len(latent_kernels(kernel)) == 1
         if num_latent_gps is None:
             num_latent_gps = getattr(kernel, "num_latent_gps", 1)

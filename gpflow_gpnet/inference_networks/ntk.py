@@ -87,6 +87,7 @@ class NTK(InferenceNetwork):
         if given and input_dim is None:
             input_dim = keras_input_dim(hidden_units)
         start = starting_prior(kernel, input_dim, num_latent_gps)
+        self.input_dim = start.input_dim
         self.tangents: _Tangents
         if given:
             body = KerasBody(hidden_units, start.input_dim)
@@ -163,6 +164,7 @@ class LinearisedNTK(LinearNetwork):
         """
         super().__init__()
         self.network = network
+        self.input_dim = network.input_dim
         self.weights = weight_gaussian(
             covariance, network.tangents.num_weights, network.num_latent_gps
         )

@@ -74,7 +74,7 @@ class RFE(LinearNetwork):
         super().__init__()
         if num_features < 1:
             raise ValueError(f"num_features must be at least 1, got {num_features}.")
-        input_dim = infer_input_dim(kernel, input_dim)
+        input_dim = self.input_dim = infer_input_dim(kernel, input_dim)
         rng = np.random.default_rng(seed)
         self.maps = [
             feature_map(
