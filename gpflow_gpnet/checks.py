@@ -40,8 +40,8 @@ from .spectral import active_columns, is_stationary, kernel_leaves, smoothing_le
 __all__ = [
     "check_batch",
     "check_columns",
-    "check_kernel",
     "check_far_from_origin",
+    "check_kernel",
     "check_module",
     "check_not_in_scipy",
     "check_shape",
