@@ -68,13 +68,14 @@ class Candidate:
     max_steps: int = _STEPS[1]
 
 
-def _basis(**settings: Any) -> MakeNetwork:
-    return lambda kernel, X, num_latent_gps, seed: AdaptiveBasis(
+def _basis(kernel: Kernel, X: AnyNDArray, num_latent_gps: int, seed: int) -> AdaptiveBasis:
+    return AdaptiveBasis(
+        (200, 200, 200),
         kernel=kernel,
         input_dim=X.shape[1],
         num_latent_gps=num_latent_gps,
+        weight_prior=False,
         seed=seed,
-        **settings,
     )
 
 
@@ -96,8 +97,6 @@ def _inducing(kernel: Kernel, X: AnyNDArray, num_latent_gps: int, seed: int) -> 
     return network
 
 
-_WIDE = {"hidden_units": (256, 256, 256), "activation": "swish", "weight_prior": False}
-
 FEW = (
     Candidate("inducing features", _inducing, 0.01, False, max_steps=1000),
     Candidate("warped random features", _warped, 0.01, True),
@@ -107,8 +106,7 @@ FEW = (
 MANY = (
     FEW[0],
     Candidate("warped random features", _warped, 0.01, False, max_steps=3000),
-    Candidate("adaptive basis", _basis(hidden_units=(200, 200, 200)), 0.003, False),
-    Candidate("free adaptive basis", _basis(**_WIDE), 0.003, False, max_steps=5000),
+    Candidate("adaptive basis", _basis, 0.01, False),
 )
 """For many rows: the kernel's own, then networks that learn features, the freest last."""
 
