@@ -15,11 +15,13 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import positive
 
 from .base import LinearNetwork
-from .initialisation import starting_prior, typical_inputs
+from .initialisation import spread_rows, starting_prior, typical_inputs
 from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim, with_ones
 from .weights import weight_gaussian
 
 __all__ = ["AdaptiveBasis"]
+
+_ROWS_TO_START_FROM = 50_000
 
 
 class AdaptiveBasis(LinearNetwork):
@@ -115,11 +117,12 @@ class AdaptiveBasis(LinearNetwork):
         return getattr(self.body, "center", 0.0)
 
     def initialise(self, X: np.ndarray) -> None:
-        """Standardise the inputs (but a Keras model's) and scale the features by X [N, D]."""
+        """Standardise the inputs (but a Keras model's) and scale the features by X [N, D], of
+        which by at most 50,000 rows."""
         for part in (self.body, self.residual_mean):
             if part is not None:
                 part.initialise(X)
-        self._scale_to_prior(X)
+        self._scale_to_prior(spread_rows(X, _ROWS_TO_START_FROM))
 
     def _scale_to_prior(self, X: np.ndarray) -> None:
         hidden = with_ones(self.body(tf.convert_to_tensor(X, default_float())))

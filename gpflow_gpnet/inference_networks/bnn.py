@@ -17,10 +17,12 @@ from gpflow.utilities import positive, triangular
 from ..random_numbers import normal
 from ..replicas import Share, size_of
 from .base import InferenceNetwork
-from .initialisation import starting_prior, typical_inputs
+from .initialisation import spread_rows, starting_prior, typical_inputs
 from .mlp import MLP, check_hidden_units, with_ones
 
 __all__ = ["BNN"]
+
+_ROWS_TO_START_FROM = 2000
 
 _HIDDEN_SD = 0.1
 """Standard deviation of hidden layers' weights at the start, over the spread of their means."""
@@ -110,9 +112,9 @@ class BNN(InferenceNetwork):
         return self._initialised or bool(np.any(self.means.b[-1]))
 
     def initialise(self, X: np.ndarray) -> None:
-        """Standardise the inputs and scale the last layer by X [N, D]."""
+        """Standardise the inputs and scale the last layer by at most 2,000 rows of X [N, D]."""
         self.means.initialise(X)
-        self._scale_to_prior(X)
+        self._scale_to_prior(spread_rows(X, _ROWS_TO_START_FROM))
         self._initialised = True
 
     def _scale_to_prior(self, X: np.ndarray) -> None:

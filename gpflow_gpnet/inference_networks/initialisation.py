@@ -14,7 +14,7 @@ from gpflow.kernels import Kernel
 from ..latent_prior import latent_variance
 from ..spectral import infer_input_dim, smoothing_lengthscales
 
-__all__ = ["Start", "centred_normal", "starting_prior", "typical_inputs"]
+__all__ = ["Start", "centred_normal", "spread_rows", "starting_prior", "typical_inputs"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,11 @@ class Start:
 def typical_inputs(input_dim: int) -> np.ndarray:
     """Inputs [256, D] of mean 0 and variance 1, to scale by while no data have been seen."""
     return np.random.default_rng(0).normal(size=(256, input_dim)).astype(default_float())
+
+
+def spread_rows(X: AnyNDArray, most: int) -> AnyNDArray:
+    """At most so many rows of X [N, D], evenly spaced: what a scale needs, in bounded memory."""
+    return np.asarray(X)[:: -(-len(X) // most)]
 
 
 def starting_prior(

@@ -17,11 +17,13 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import positive, to_default_float
 
 from .base import InferenceNetwork, LinearNetwork
-from .initialisation import starting_prior, typical_inputs
+from .initialisation import spread_rows, starting_prior, typical_inputs
 from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim
 from .weights import weight_gaussian
 
 __all__ = ["LinearisedNTK", "NTK", "fan_in_variances", "gram", "log_variances"]
+
+_ROWS_TO_START_FROM = 2000
 
 
 class NTK(InferenceNetwork):
@@ -126,9 +128,10 @@ class NTK(InferenceNetwork):
         return self._initialised or bool(np.any(last))
 
     def initialise(self, X: np.ndarray) -> None:
-        """Standardise the inputs (but a Keras model's) and scale V by X [N, D]."""
+        """Standardise the inputs (but a Keras model's) and scale V by X [N, D], of which by at most
+        2,000 rows."""
         self.tangents.body.initialise(X)
-        self._scale_to_prior(X)
+        self._scale_to_prior(spread_rows(X, _ROWS_TO_START_FROM))
         self._initialised = True
 
     def _scale_to_prior(self, X: np.ndarray) -> None:

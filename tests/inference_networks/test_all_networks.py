@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import sys
 from contextlib import redirect_stdout
 
 import gpflow
@@ -14,6 +15,7 @@ from gpflow.utilities import print_summary
 from neural import keras_image_model, keras_model, snelson_gap
 
 import gpflow_gpnet as gpn
+from gpflow_gpnet.inference_networks.mlp import Standardisation
 
 LATENTS = 2
 
@@ -258,3 +260,16 @@ def test_snelson(name):
         num_steps=steps,
     )
     assert gap < tolerance
+
+
+@pytest.mark.parametrize("name", ["adaptive basis", "ntk", "bnn"])
+def test_scales_come_from_rows_all_over_the_inputs(name, monkeypatch, rng):
+    """And from few of many, for whose passes memory would run out; standardisation is by all."""
+    X = np.sort(rng.normal(size=(25, 2)), axis=0)
+    network = NETWORKS[name]()
+    monkeypatch.setattr(sys.modules[type(network).__module__], "_ROWS_TO_START_FROM", 10)
+    network.initialise(X)
+    np.testing.assert_allclose(np.mean(network(X[::3])[1]), 1.3, rtol=1e-6)
+    assert not np.allclose(np.mean(network(X)[1]), 1.3, rtol=1e-3)
+    [inputs] = [part for part in network.submodules if isinstance(part, Standardisation)]
+    np.testing.assert_allclose(inputs.center, X.mean(axis=0))
