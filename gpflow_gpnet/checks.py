@@ -182,7 +182,7 @@ def check_width(model: GPModel, X: Any, name: str = "X") -> None:
     :raises ValueError: naming the shape.
     """
     expected = getattr(getattr(model, "inference_network", None), "input_dim", None)
-    if isinstance(expected, int) and X.shape[-1] not in (None, expected):
+    if isinstance(expected, (int, np.integer)) and X.shape[-1] not in (None, expected):
         raise ValueError(
             f"{name} must have {expected} columns, the inputs of the model's network, got shape "
             f"{tuple(X.shape)}."

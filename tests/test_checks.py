@@ -220,6 +220,15 @@ def test_inputs_of_another_width_are_refused(name):
             model.sample_functions(1)(np.zeros((3, 1)))
 
 
+def test_widths_of_own_networks_may_be_numpy_integers():
+    kernel = gpflow.kernels.SquaredExponential()
+    network = gpn.RFE(kernel, 1, 4)
+    network.input_dim = np.int64(1)
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), network)
+    with pytest.raises(ValueError, match="X must have 1 columns"):
+        model.predict_f(np.zeros((3, 2)))
+
+
 def test_networks_of_other_widths_do_not_add_up():
     kernel = gpflow.kernels.SquaredExponential()
     for first in (gpn.RFE(kernel, 1, 4), gpn.NTK((4,), input_dim=1)):
