@@ -3,8 +3,7 @@
     python benchmarks/start.py [--rounds 5] [--out FILE.csv]
 
 Imports are new processes in turn with those of gpflow alone; first steps are of ``gpn.fit`` on new
-models, from the call to the end of the step, and traces those of the training step in a training of
-60 steps, whose held-out rows and checkpoints are what ``fit`` makes of them.
+models, from the call to the end of the step, and traces those of the step in 60 steps.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def check_batch(model: GPModel, data: RegressionData) -> None:
     _check_output_indices(model.kernel, X)
 
 
-def check_width(model: GPModel, X: Any, name: str = "X") -> None:
+def check_width(model: GPModel, X: Any) -> None:
     """Refuse inputs of another width than the model's network takes, which could be broadcast.
 
     :raises ValueError: naming the shape.
@@ -184,7 +184,7 @@ def check_width(model: GPModel, X: Any, name: str = "X") -> None:
     expected = getattr(getattr(model, "inference_network", None), "input_dim", None)
     if isinstance(expected, (int, np.integer)) and X.shape[-1] not in (None, expected):
         raise ValueError(
-            f"{name} must have {expected} columns, the inputs of the model's network, got shape "
+            f"X must have {expected} columns, the inputs of the model's network, got shape "
             f"{tuple(X.shape)}."
         )
 

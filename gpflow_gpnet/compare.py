@@ -294,6 +294,7 @@ class Comparison:
         >>> a.beside(b).paired("a", "rmse")["difference"].item()
         0.0
 
+        :param other: that its rows are of the same data is not checked.
         :raises ValueError: for a method that both have.
         """
         import pandas as pd

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gpflow import Parameter
 from gpflow.base import AnyNDArray
-from gpflow.kernels import Kernel
+from gpflow.kernels import IsotropicStationary, Kernel
 from gpflow.likelihoods import Gaussian, Likelihood
 from gpflow.mean_functions import MeanFunction
 from gpflow.models import GPR
@@ -65,33 +65,25 @@ def fit_hyperparameters(
         model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
     )
     for leaf in kernel_leaves(kernel):
-        _keep_resolvable(leaf, X[rows])
+        if isinstance(leaf, IsotropicStationary) and leaf.lengthscales.trainable:
+            _keep_resolvable(leaf, X[rows])
 
 
-def _keep_resolvable(kernel: Kernel, X: AnyNDArray) -> None:
-    """Raise lengthscales that tell all values of a column apart to the largest that does.
+def _keep_resolvable(kernel: IsotropicStationary, X: AnyNDArray) -> None:
+    """Raise lengthscales to a tenth of the smallest gap between values of their inputs, or to what
+    leaves squared distances half their digits where that is more.
 
-    A column of few values can have the maximum at 0, where squared distances lose all digits.
+    For an input of few values the maximum can be at 0, where squared distances lose all digits.
     """
-    lengthscales = getattr(kernel, "lengthscales", None)
-    if not isinstance(lengthscales, Parameter) or not lengthscales.trainable:
-        return
     columns = X[:, active_columns(kernel, X.shape[1])]
-    least = np.array([_least_lengthscale(column) for column in columns.T])
-    values = lengthscales.numpy()
-    least = least.min() if values.ndim == 0 else least
+    gaps = np.array([np.diff(np.unique(column)).min(initial=np.inf) for column in columns.T])
+    digits = np.finfo(X.dtype).eps ** 0.25 * np.ptp(columns, axis=0)
+    values = kernel.lengthscales.numpy()
+    if values.ndim == 0:  # shared by all inputs
+        gaps, digits = gaps.min(), digits.max()
+    least = np.maximum(np.where(np.isfinite(gaps), 0.1 * gaps, 0.0), digits)
     if (values < least).any():
-        lengthscales.assign(np.maximum(values, least))
-
-
-def _least_lengthscale(column: AnyNDArray) -> float:
-    """A tenth of the smallest gap of values, or what leaves squares of distances half their digits
-    where that is more."""
-    values = np.unique(column)
-    if len(values) == 1:
-        return 0.0
-    rounding = np.finfo(values.dtype).eps ** 0.25
-    return float(max(0.1 * np.diff(values).min(), rounding * np.ptp(values)))
+        kernel.lengthscales.assign(np.maximum(values, least))
 
 
 def fit_from_starts(kernel: Kernel, likelihood: Likelihood, data: Any, **settings: Any) -> None:

@@ -104,12 +104,21 @@ def test_lengthscales_stop_where_all_values_are_told_apart(rng):
     assert frozen.lengthscales.numpy() == pytest.approx(1e-7)
 
 
-def test_least_lengthscale_keeps_squared_distances(float_type):
-    """To half the float type's digits, where values are nearer than that to each other."""
-    column = np.array([0.0, 1e-9, 8.0, 8.0], float_type)
-    eps = np.finfo(float_type).eps
-    assert hyperparameters._least_lengthscale(column) == pytest.approx(8.0 * eps**0.25)
-    assert hyperparameters._least_lengthscale(column[2:]) == 0.0
+@pytest.mark.parametrize("shared", [True, False])
+def test_lengthscales_keep_half_the_digits_of_squared_distances(shared, float_type):
+    """Where values are nearer to each other than that; a constant input says nothing."""
+    X = np.array([[0.0, 1.0], [1e-9, 1.0], [8.0, 1.0], [8.0, 1.0]], float_type)
+    kernel = RBF(lengthscales=float_type(1e-7) if shared else np.full(2, 1e-7, float_type))
+    hyperparameters._keep_resolvable(kernel, X)
+    least = 8.0 * np.finfo(float_type).eps ** 0.25
+    np.testing.assert_allclose(kernel.lengthscales, least if shared else [least, 1e-7], rtol=1e-5)
+
+
+def test_kernels_whose_lengthscales_mean_something_else_are_left(rng):
+    """Cosine's are those of a frequency, which may be higher than the rows' own."""
+    kernel = gpflow.kernels.Cosine(lengthscales=1e-7)
+    gpn.fit_hyperparameters(kernel, Gaussian(), make_data(rng), max_iterations=1)
+    assert kernel.lengthscales.numpy() < 1e-6
 
 
 def test_columns_are_the_kernels(rng):

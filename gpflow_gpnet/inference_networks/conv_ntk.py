@@ -21,6 +21,7 @@ from ..kernels import check_positive, checked_image_shape
 from ..latent_prior import latent_variance
 from ..replicas import Share, size_of
 from .base import InferenceNetwork
+from .initialisation import spread_rows
 from .mlp import KerasBody, as_activation, check_hidden_units, value_and_slope, with_ones
 from .ntk import fan_in_variances, gram, log_variances
 
@@ -145,7 +146,7 @@ class ConvNTK(InferenceNetwork):
 
     def initialise(self, X: np.ndarray) -> None:
         """Scale features to size 1, and V to the prior's variance, by some rows of X [N, D]."""
-        rows = np.asarray(X)[:: max(1, len(X) // _ROWS_TO_START_FROM)][:_ROWS_TO_START_FROM]
+        rows = spread_rows(X, _ROWS_TO_START_FROM)
         self.body.initialise(rows)
         self.scale_variances(rows)
         self._initialised = True
