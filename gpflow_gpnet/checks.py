@@ -249,7 +249,13 @@ def num_targets(model: GPModel) -> int | None:
 def _check_mean_function(model: GPModel, X: np.ndarray) -> None:
     if isinstance(model.mean_function, Zero):
         return
-    columns = model.mean_function(tf.convert_to_tensor(X[:1])).shape[-1]
+    try:
+        columns = model.mean_function(tf.convert_to_tensor(X[:1])).shape[-1]
+    except Exception as error:  # of any kind, since it may be the user's own
+        raise ValueError(
+            f"mean_function {type(model.mean_function).__name__} failed for X of {X.shape[1]} "
+            f"columns and type {X.dtype}: {error}"
+        ) from error
     latents = model.likelihood.latent_dim
     roles_differ = latents is not None and latents > 1
     wanted = latents if roles_differ else model.num_latent_gps

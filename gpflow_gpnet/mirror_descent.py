@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from gpflow import Parameter
 from gpflow.base import RegressionData
 from gpflow.config import default_float
 from gpflow.keras import tf_keras
@@ -21,6 +19,14 @@ from . import gaussians
 from .gpnet import GPNet
 from .inference_networks import FullGaussian, LinearNetwork
 from .likelihoods import KnownNoise, base_likelihood, observed, row_weights
+from .natural_parameters import (
+    NaturalParameters,
+    Site,
+    correction_parameters,
+    frozen,
+    plus_prior,
+)
+from .noise_variance import assign_noise_variance, noise_parameter, noise_variance
 from .replicas import Replicas, Share
 from .step_sizes import InverseSqrt, Schedule, as_schedule
 
@@ -31,27 +37,12 @@ _POLISH_DRAWS = 32
 """Draws of the measurement points that polishing averages the prior correction over, at least."""
 
 
-_REFINEMENTS = 2
-"""Conjugate-gradient iterations on the weights' mean between factorisations."""
-
-
 _SITE_ITERATIONS = 20
 """For new rows' sites to reach their fixed point: half steps, 1e-6 of the first gap is left."""
 
 
-_ROUNDED_PRIOR = 0.5
-"""Rounding of Λ, in units of the prior's precision, from which on variances are wrong."""
-
-
 _ROWS_TO_SPARE = 1000
 """With fewer rows, holding some out costs more than a noise variance that is too small."""
-
-
-class _Site(NamedTuple):
-    """A Gaussian factor for each row and latent GP, from gradients at the current marginals."""
-
-    precision: tf.Tensor  # [B, L]
-    shift: tf.Tensor  # [B, L], precision times mean
 
 
 class FunctionalMirrorDescent(tf.Module):
@@ -78,7 +69,7 @@ class FunctionalMirrorDescent(tf.Module):
     (TensorShape([]), 1, True)
     """
 
-    _natural_parameters: _NaturalParameters
+    _natural_parameters: NaturalParameters
     """Made by :meth:`build`, where steps are natural."""
 
     def __init__(
@@ -211,7 +202,7 @@ class FunctionalMirrorDescent(tf.Module):
                 f"natural=True needs a network linear in its weights with a full covariance, got "
                 f"{type(model.inference_network).__name__}."
             )
-        if self.noise in ("training", "held-out") and _noise_parameter(model) is None:
+        if self.noise in ("training", "held-out") and noise_parameter(model.likelihood) is None:
             raise ValueError(
                 f'noise="{self.noise}" needs a Gaussian likelihood with one variance, got '
                 f"{type(model.likelihood).__name__}."
@@ -227,7 +218,7 @@ class FunctionalMirrorDescent(tf.Module):
         self._built_for = model
         model._training.optimizer = self
         if self.takes_natural_steps:
-            self._natural_parameters = _NaturalParameters(model.inference_network)
+            self._natural_parameters = NaturalParameters(model.inference_network)
 
     @property
     def _model(self) -> GPNet:
@@ -315,7 +306,7 @@ class FunctionalMirrorDescent(tf.Module):
             noise,
             id(strategy),
             _traced_num_data(self._model),
-            self.takes_natural_steps and _frozen(self._model.inference_network),
+            self.takes_natural_steps and frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
         if key not in self._compiled.step:
@@ -423,7 +414,7 @@ class FunctionalMirrorDescent(tf.Module):
                 "absorb needs natural steps, of a network linear in its weights with a full "
                 f"covariance, got {type(model.inference_network).__name__}."
             )
-        if all(_frozen(model.inference_network)):
+        if all(frozen(model.inference_network)):
             raise ValueError("absorb needs q_mu or q_sqrt to be trainable, but both are frozen.")
         if iterations is not None and iterations < 1:
             raise ValueError(f"iterations must be at least 1, got {iterations}.")
@@ -456,7 +447,7 @@ class FunctionalMirrorDescent(tf.Module):
 
     def holds_out(self, model: GPNet, rows: int) -> bool:
         """Whether training on so many rows should keep some for the noise."""
-        parameter = _noise_parameter(model)
+        parameter = noise_parameter(model.likelihood)
         learns = parameter is not None and parameter.trainable
         return self.noise == "held-out" or (
             self.noise == "auto" and learns and rows >= _ROWS_TO_SPARE
@@ -464,7 +455,7 @@ class FunctionalMirrorDescent(tf.Module):
 
     def _noise_rule(self, held_out: bool) -> str:
         """:attr:`noise` as it is for a step: "objective" (no tracking) for a frozen variance."""
-        parameter = _noise_parameter(self._model)
+        parameter = noise_parameter(self._model.likelihood)
         if parameter is None or not parameter.trainable:
             return "objective"
         if self.noise != "auto":
@@ -485,7 +476,7 @@ class FunctionalMirrorDescent(tf.Module):
         if self.takes_natural_steps:
             network = model.inference_network
             skip |= {id(p.unconstrained_variable) for p in (network.q_mu, network.q_sqrt)}
-        tracked = _noise_parameter(model)
+        tracked = noise_parameter(model.likelihood)
         if noise != "objective" and tracked is not None:
             hyper = [v for v in hyper if v is not tracked.unconstrained_variable]
         network_variables = [
@@ -567,11 +558,11 @@ class FunctionalMirrorDescent(tf.Module):
                 divergence += model.prior_correction(measured, factors, offset)
             loss = divergence / share.number - model.likelihood_scale(X) * fit
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
-        site = _site(network.weights.mean(rows), d_mean, d_variance)
-        precision, shift = _site_parameters(rows, site)
-        precision = _plus_prior(precision, share.number)
+        site = Site.from_gradients(network.weights.mean(rows), d_mean, d_variance)
+        precision, shift = site.parameters(rows)
+        precision = plus_prior(precision, share.number)
         if factors is not None:
-            correction = _correction_parameters(measured, factors, offset, share)
+            correction = correction_parameters(measured, factors, offset, share)
             precision, shift = precision + correction[0], shift + correction[1]
         errors = self._errors(own_X, own_Y, (mean, variance)) if noise == "training" else None
         return loss, gradients, precision, shift, errors
@@ -585,7 +576,7 @@ class FunctionalMirrorDescent(tf.Module):
 
         def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
             precision, shift = self._evidence(*share.of(batch))
-            return _plus_prior(scale * precision, share.number), scale * shift
+            return plus_prior(scale * precision, share.number), scale * shift
 
         return replicas.sum(part)
 
@@ -597,8 +588,8 @@ class FunctionalMirrorDescent(tf.Module):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([mean, variance])
             loss = -model.expected_log_likelihood(X, mean, variance, Y)
-        site = _site(network.weights.mean(rows), *tape.gradient(loss, [mean, variance]))
-        return _site_parameters(rows, site)
+        gradients = tape.gradient(loss, [mean, variance])
+        return Site.from_gradients(network.weights.mean(rows), *gradients).parameters(rows)
 
     def _correction(
         self, replicas: Replicas, X: tf.Tensor, seed: tf.Tensor
@@ -609,7 +600,7 @@ class FunctionalMirrorDescent(tf.Module):
         def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
             features = network.latent_features(points)
             factors = model.prior_factors(points, features)
-            return _correction_parameters(features, factors, network.offset(points), share)
+            return correction_parameters(features, factors, network.offset(points), share)
 
         return replicas.sum(part)
 
@@ -711,12 +702,12 @@ class FunctionalMirrorDescent(tf.Module):
     def _track_noise(self, squares: tf.Tensor, number: tf.Tensor) -> None:
         """Move the likelihood's variance towards the mean of :meth:`_errors`, from the second step
         on."""
-        old = _noise_variance(self._model)
+        old = noise_variance(self._model.likelihood)
         # Held-out residuals can undercut the variance by chance: never shrink tenfold in a step.
         estimate = tf.maximum(tf.math.divide_no_nan(squares, number), 0.1 * old)
         new = self.noise_decay * old + (1.0 - self.noise_decay) * estimate
         learns = tf.logical_and(self.t > 0, number > 0.0)
-        _assign_noise_variance(self._model, tf.where(learns, new, old))
+        assign_noise_variance(self._model.likelihood, tf.where(learns, new, old))
 
 
 def mirror_step_target(
@@ -753,207 +744,5 @@ def _has_natural_steps(model: GPNet) -> bool:
     return isinstance(network, LinearNetwork) and isinstance(network.weights, FullGaussian)
 
 
-def _frozen(network: LinearNetwork) -> tuple[bool, bool]:
-    return not network.q_mu.trainable, not network.q_sqrt.trainable
-
-
 def _is_conjugate(model: GPNet) -> bool:
     return isinstance(model.likelihood, Gaussian) and model.mixing is None
-
-
-def _noise_parameter(model: GPNet) -> Parameter | None:
-    """The one variance (or scale) of a Gaussian likelihood."""
-    likelihood = base_likelihood(model.likelihood)
-    if not isinstance(likelihood, Gaussian):
-        return None
-    for name in ("variance", "scale"):
-        parameter = getattr(likelihood, name, None)
-        if isinstance(parameter, Parameter) and parameter.shape.num_elements() == 1:
-            return parameter
-    return None
-
-
-def _noise_variance(model: GPNet) -> tf.Tensor:
-    parameter = _noise_parameter(model)
-    value = tf.reshape(tf.convert_to_tensor(parameter), [])
-    return tf.square(value) if _is_scale(model, parameter) else value
-
-
-def _assign_noise_variance(model: GPNet, variance: tf.Tensor) -> None:
-    parameter = _noise_parameter(model)
-    assert parameter is not None  # build refuses models without
-    likelihood = base_likelihood(model.likelihood)
-    # A little above GPflow's bound, which the parameter's transform excludes.
-    value = tf.maximum(variance, 1.01 * likelihood.variance_lower_bound)
-    value = tf.sqrt(value) if _is_scale(model, parameter) else value
-    parameter.assign(tf.reshape(value, parameter.shape))
-
-
-def _is_scale(model: GPNet, parameter: Parameter | None) -> bool:
-    return parameter is base_likelihood(model.likelihood).scale
-
-
-def _site(mean: tf.Tensor, d_mean: tf.Tensor, d_variance: tf.Tensor | None) -> _Site:
-    """Site from the loss's gradients by the marginals (Khan and Lin 2017), precision kept >= 0.
-
-    :param mean: that of the weights' share in f.
-    :param d_variance: None where the expected log-likelihood does not depend on it.
-    """
-    precision = tf.zeros_like(mean) if d_variance is None else tf.maximum(2.0 * d_variance, 0.0)
-    return _Site(precision, precision * mean - d_mean)
-
-
-def _site_parameters(features: tf.Tensor, site: _Site) -> tuple[tf.Tensor, tf.Tensor]:
-    """Φᵀ R⁻¹ Φ [L, F, F] and Φᵀ R⁻¹ y [L, F] of features [K, B, F]."""
-    weighted = tf.transpose(tf.sqrt(site.precision))[..., None] * features  # [L, B, F]
-    precision = tf.matmul(weighted, weighted, transpose_a=True)
-    shift = tf.matmul(features, tf.transpose(site.shift)[..., None], transpose_a=True)
-    return precision, shift[..., 0]
-
-
-def _plus_prior(precision: tf.Tensor, replicas: int) -> tf.Tensor:
-    """I + precision [L, F, F], of which each replica gives its part."""
-    return gaussians.add_diagonal(precision, tf.ones_like(precision[:, 0, 0]) / replicas)
-
-
-def _correction_parameters(
-    features: tf.Tensor,
-    factors: tuple[tf.Tensor, tf.Tensor],
-    offset: tf.Tensor | None,
-    share: Share,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """C_M = Φᵀ (K⁻¹ - K_φ⁻¹) Φ [L, F, F], I + C_M never indefinite, and -Φᵀ K⁻¹ offset [L, F].
-
-    Of both a share's part: with K = L Lᵀ they are sums over the rows of L⁻¹ Φ.
-    """
-    prior, features_prior = factors
-    shape = tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], axis=0)
-    whitened = tf.linalg.triangular_solve(prior, tf.broadcast_to(features, shape))
-    explained = tf.linalg.triangular_solve(features_prior, features)
-    whitened, explained = share.rows(whitened, -2), share.rows(explained, -2)
-    precision = tf.matmul(whitened, whitened, transpose_a=True) - tf.matmul(
-        explained, explained, transpose_a=True
-    )
-    if offset is None:
-        return precision, tf.zeros_like(precision[..., 0])
-    pull = tf.linalg.triangular_solve(prior, tf.transpose(offset)[..., None])
-    return precision, -tf.matmul(whitened, share.rows(pull, -2), transpose_a=True)[..., 0]
-
-
-class _NaturalParameters(tf.Module):
-    """Λ = V⁻¹ [L, F, F] and θ = Λ m [L, F] of a network's weights, kept beside q_mu and q_sqrt.
-
-    They are read off q_mu and q_sqrt again whenever somebody else has changed these.
-    """
-
-    def __init__(self, network: LinearNetwork) -> None:
-        super().__init__(name="natural_parameters")
-        num_features, num_latents = network.q_mu.shape
-        self._network = network
-        dtype = network.q_mu.dtype
-        self.precision = tf.Variable(
-            tf.zeros([num_latents, num_features, num_features], dtype), trainable=False
-        )
-        self.shift = tf.Variable(tf.zeros([num_latents, num_features], dtype), trainable=False)
-        self.age = tf.Variable(tf.zeros([], dtype), trainable=False)  # of q_sqrt, in step sizes
-        self.fingerprint = tf.Variable(self._fingerprint() + 1, trainable=False)
-
-    def _fingerprint(self) -> tf.Tensor:
-        """Wrap-around sums of the bits of q_mu and q_sqrt: exact, whatever the order."""
-        return tf.stack(
-            [
-                tf.reduce_sum(tf.bitcast(parameter.unconstrained_variable.value(), tf.int32))
-                for parameter in (self._network.q_mu, self._network.q_sqrt)
-            ]
-        )
-
-    def _read(self) -> tuple[tf.Tensor, tf.Tensor]:
-        root = tf.convert_to_tensor(self._network.q_sqrt)
-        identity = tf.eye(tf.shape(root)[-1], batch_shape=tf.shape(root)[:1], dtype=root.dtype)
-        inverse = tf.linalg.triangular_solve(root, identity)
-        precision = tf.matmul(inverse, inverse, transpose_a=True)
-        mean = tf.transpose(self._network.q_mu)[..., None]
-        return precision, tf.matmul(precision, mean)[..., 0]
-
-    def present(self, unchanged: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Λ and θ of q_mu and q_sqrt as they are now."""
-        if unchanged is None:
-            unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
-        return tf.cond(unchanged, lambda: (self.precision.value(), self.shift.value()), self._read)
-
-    def mix(
-        self,
-        beta: tf.Tensor | float,
-        precision: tf.Tensor,
-        shift: tf.Tensor,
-        staleness: float = 0.0,
-    ) -> None:
-        """Step of size β from the present natural parameters to the given ones.
-
-        What is frozen of q_mu and q_sqrt stays: with the mean frozen the covariance alone moves;
-        with the covariance frozen the mean takes the natural-gradient step.
-        """
-        mean_stays, root_stays = _frozen(self._network)
-        if mean_stays and root_stays:
-            return
-        unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
-        old_precision, old_shift = self.present(unchanged)
-        beta = tf.cast(beta, precision.dtype)
-        new_precision = old_precision
-        new_shift = (1.0 - beta) * old_shift + beta * shift
-        if not root_stays:
-            new_precision = (1.0 - beta) * old_precision + beta * precision
-        else:
-            new_shift += beta * self._times_mean(old_precision - precision)
-        if mean_stays:
-            new_shift = self._times_mean(new_precision)
-        self.precision.assign(new_precision)
-        self.shift.assign(new_shift)
-        self.age.assign_add(beta)
-        if not staleness or mean_stays or root_stays:
-            self._factorise()
-        else:
-            fresh = tf.logical_and(unchanged, self.age <= staleness)
-            tf.cond(fresh, self._refine_mean, self._factorise)
-        self.fingerprint.assign(self._fingerprint())
-
-    def warn_of_rounding(self) -> None:
-        """Say so where Λ = I + … is so large that its float type does not hold the prior's I."""
-        largest = float(tf.reduce_max(tf.linalg.diag_part(self.precision)))
-        # Rounding of the factor's products adds up as that of independent errors.
-        errors = np.sqrt(self.precision.shape[-1]) * largest
-        if errors * np.finfo(self.precision.dtype.as_numpy_dtype).eps > _ROUNDED_PRIOR:
-            name = self.precision.dtype.name
-            warnings.warn(
-                f"The weights' precision has entries of {largest:.2g}, beside which {name} rounds "
-                "the prior's 1 away: predicted variances may be wrong. The noise variance is tiny "
-                "for the kernel's variance and the number of rows: scale the targets, raise it, or "
-                "use float64.",
-                UserWarning,
-                stacklevel=3,
-            )
-
-    def _times_mean(self, matrix: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(matrix, tf.transpose(self._network.q_mu)[..., None])[..., 0]
-
-    def _factorise(self) -> None:
-        """Read q_mu and q_sqrt, but what is frozen, off the natural parameters."""
-        mean_stays, root_stays = _frozen(self._network)
-        root = gaussians.lower_root_of_inverse(self.precision.value(), "the weights' precision")
-        if not mean_stays:
-            mean = tf.matmul(root, tf.matmul(root, self.shift[..., None], transpose_a=True))
-            self._network.q_mu.assign(tf.transpose(mean[..., 0]))
-        if not root_stays:
-            self._network.q_sqrt.assign(root)
-        self.age.assign(tf.zeros_like(self.age))
-
-    def _refine_mean(self) -> None:
-        """Improve q_mu with the last factorisation, and leave q_sqrt."""
-        mean = gaussians.conjugate_gradients(
-            self.precision.value(),
-            self.shift.value(),
-            tf.transpose(self._network.q_mu),
-            tf.convert_to_tensor(self._network.q_sqrt),
-            _REFINEMENTS,
-        )
-        self._network.q_mu.assign(tf.transpose(mean))

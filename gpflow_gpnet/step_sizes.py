@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 import tensorflow as tf
 from gpflow.utilities import to_default_float
@@ -98,7 +99,7 @@ def as_schedule(value: float | Schedule) -> Schedule:
     """
     if callable(value):
         return value
-    if isinstance(value, (int, float)):
+    if isinstance(value, Real):
         return Constant(float(value))
     raise TypeError(f"a schedule must be a number or a callable of the step t, got {value!r}.")
 

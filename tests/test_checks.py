@@ -267,6 +267,13 @@ def test_mean_function_needs_a_column_for_each_function():
         checks.check_batch(make_model(num_latent_gps=2, mean_function=linear(3)), (X, Y))
 
 
+def test_mean_function_of_other_inputs_is_named():
+    X, Y = np.zeros((4, 1)), np.ones((4, 1))
+    of_three = gpflow.mean_functions.Linear(np.ones((3, 1)), np.zeros(1))
+    with pytest.raises(ValueError, match="mean_function Linear failed for X of 1 columns"):
+        checks.check_batch(make_model(mean_function=of_three), (X, Y))
+
+
 def test_mean_function_of_mixed_functions_has_a_column_for_each_output():
     """It is added to f = W g, not to the latent g."""
     kernel = gpflow.kernels.LinearCoregionalization([RBF(), RBF()], W=np.ones((3, 2)))

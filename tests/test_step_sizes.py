@@ -58,6 +58,7 @@ def test_values_out_of_range_are_refused(make, message):
 def test_numbers_and_functions_are_schedules():
     assert as_schedule(1) == Constant(1.0)
     assert as_schedule(0.25) == Constant(0.25)
+    assert as_schedule(np.float32(0.25)) == Constant(0.25)
     keras = tf_keras.optimizers.schedules.ExponentialDecay(1.0, 10, 0.5)
     assert as_schedule(keras) is keras
     assert at(as_schedule(keras), 10) == pytest.approx([0.5])
