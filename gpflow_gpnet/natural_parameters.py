@@ -83,6 +83,7 @@ def correction_parameters(
 
 
 def frozen(network: LinearNetwork) -> tuple[bool, bool]:
+    """Whether q_mu is, and whether q_sqrt is."""
     return not network.q_mu.trainable, not network.q_sqrt.trainable
 
 
