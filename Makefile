@@ -61,7 +61,7 @@ check-dist: build ## Install the wheel, then the source archive, in a clean envi
 	rm -rf .venv-dist
 
 clean: ## Remove all that make made, the environments too
-	rm -rf build dist docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist results/snelson docs/_build docs/tutorials/*.ipynb *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf $(VENV) $(VENV_OLDEST) .venv-ci .venv-ci-oldest .venv-dist
 	find gpflow_gpnet tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

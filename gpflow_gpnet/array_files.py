@@ -5,6 +5,7 @@ A file is a .npz whose first member, ``header``, is JSON. NumPy alone can read i
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zipfile
@@ -44,6 +45,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     What was there before stays until then. One writer at a time.
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder for it", str(path))
     # Always the same name, so that what a killed process leaves is overwritten by the next one.
     temporary = path.with_name(f".{path.name}.partial")
     try:

@@ -107,6 +107,8 @@ class GPNetModel(GPflowPredictor, EncodedSupportsCovarianceBetweenPoints, HasTra
         :param encoder: of query points, as for trieste's own models.
         """
         super().__init__(encoder=encoder)
+        if not isinstance(model, GPNet):
+            raise TypeError(f"model must be a GPNet, got {type(model).__name__}.")
         self._model = model
         self._num_steps = num_steps
         self._batch_size = batch_size

@@ -160,12 +160,17 @@ class TensorBoard(Callback):
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         """
-        :param log_dir: made if there is none; a resumed run adds to it.
+        :param log_dir: made if there is none; a resumed run adds to it. Training raises
+            NotADirectoryError where it is a file.
         """
         self.log_dir = log_dir
 
     def on_start(self, model: Module, history: History) -> None:
         super().on_start(model, history)
+        if os.path.exists(self.log_dir) and not os.path.isdir(self.log_dir):
+            raise NotADirectoryError(
+                f"log_dir of TensorBoard must be a folder, but {os.fspath(self.log_dir)} is a file."
+            )
         self._writer = tf.summary.create_file_writer(os.fspath(self.log_dir))
         self._written = history.num_rows
 

@@ -142,7 +142,12 @@ class TrainingState:
         }
 
     def gather(
-        self, step: int, seed: int, seconds: float, shapes: list[list[int]] | None = None
+        self,
+        step: int,
+        seed: int,
+        seconds: float,
+        shapes: list[list[int]] | None = None,
+        data: int = 0,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays of a checkpoint.
 
@@ -150,6 +155,7 @@ class TrainingState:
         :param seed: of the batches.
         :param seconds: that training has taken.
         :param shapes: of the first batch.
+        :param data: a number that other data do not have.
         """
         numpy_state, tensorflow = np.random.get_state(legacy=False), _global_generator()
         arrays = {name: np.asarray(variable) for name, variable in self._variables().items()}
@@ -164,6 +170,7 @@ class TrainingState:
             "seed": seed,
             "seconds": seconds,
             "shapes": shapes,
+            "data": data,
             "history": self._history.rows,
             "numpy": numpy_state,
         }

@@ -41,6 +41,7 @@ __all__ = [
     "check_batch",
     "check_columns",
     "check_far_from_origin",
+    "check_finite",
     "check_kernel",
     "check_module",
     "check_not_in_scipy",
@@ -86,11 +87,20 @@ def _to_numpy(values: Any, name: str) -> np.ndarray:
             table[:, index].astype(default_float())
         except (TypeError, ValueError) as error:
             column = columns[index] if index < len(columns) else str(index)
+            value = next((v for v in table[:, index] if not _is_number(v)), table[0, index])
             raise TypeError(
                 f"{name} must be numeric, but column {column!r} has dtype {array.dtype} with "
-                f"values such as {table[0, index]!r}: encode it as numbers first."
+                f"values such as {value!r}: encode it as numbers first."
             ) from error
     return array.astype(default_float())
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def to_tensors(
@@ -169,7 +179,7 @@ def check_batch(model: GPModel, data: RegressionData) -> None:
         raise ValueError("X and Y have no rows.")
     check_width(model, X)
     check_kernel(model.kernel, X.shape[1])
-    _check_finite("X", X)
+    check_finite("X", X)
     check_columns(model, Y)
     check_targets(model.likelihood, Y)
     _check_mean_function(model, X)
@@ -199,7 +209,11 @@ def check_kernel(kernel: Kernel, input_dim: int) -> None:
             active_columns(leaf, input_dim)
 
 
-def _check_finite(name: str, values: np.ndarray, hint: str = "") -> None:
+def check_finite(name: str, values: np.ndarray, hint: str = "") -> None:
+    """Refuse NaN and infinite values of a matrix.
+
+    :raises ValueError: naming the matrix and the first row.
+    """
     bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if bad.size:
         raise ValueError(
@@ -373,7 +387,7 @@ def check_targets(likelihood: likelihoods.Likelihood, Y: np.ndarray) -> None:
     """
     if not isinstance(likelihood, (MissingTargets, RowDataLikelihood)):
         hint = " For targets not observed, see gpflow_gpnet.likelihoods.MissingTargets."
-        _check_finite("Y", Y, hint if np.isnan(Y).any() else "")
+        check_finite("Y", Y, hint if np.isnan(Y).any() else "")
     _targets(likelihood, Y)
 
 
@@ -445,7 +459,7 @@ def _ordinal(likelihood: likelihoods.Ordinal, Y: np.ndarray) -> None:
 @_targets.register(MissingTargets, object)
 def _missing(likelihood: MissingTargets, Y: np.ndarray) -> None:
     there = ~np.isnan(Y)
-    _check_finite("Y", np.where(there, Y, 0.0))
+    check_finite("Y", np.where(there, Y, 0.0))
     check_targets(likelihood.base, np.where(there, Y, likelihood.placeholder))
 
 
@@ -459,7 +473,7 @@ def _weighted(likelihood: Weighted, Y: np.ndarray) -> None:
 @_targets.register(KnownNoise, object)
 def _known_noise(likelihood: KnownNoise, Y: np.ndarray) -> None:
     targets, known = np.split(Y, 2, axis=1)
-    _check_finite("Y", targets)
+    check_finite("Y", targets)
     positive = known > 0.0 if likelihood.variance is None else known >= 0.0
     needs = "whose noise variances are above 0"
     _require(np.isfinite(known) & positive, likelihood, needs, Y)

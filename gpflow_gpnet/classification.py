@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,6 @@ def class_probabilities(
             f"{type(likelihood).__name__}."
         )
 
-    @tf.function(autograph=False, reduce_retracing=True)
     def probabilities(X: tf.Tensor) -> tf.Tensor:
         mean, variance = model.predict_f(X)
         if isinstance(likelihood, Softmax):
@@ -83,8 +83,10 @@ def class_probabilities(
             return tf.concat([1.0 - probability, probability], axis=-1)
         return probability / tf.reduce_sum(probability, axis=-1, keepdims=True)
 
+    # A partial, since TensorFlow takes functions with one code, of several models, for retraces.
+    compiled = tf.function(partial(probabilities), autograph=False, reduce_retracing=True)
     parts = [
-        probabilities(tf.convert_to_tensor(X[i : i + rows])).numpy() for i in range(0, len(X), rows)
+        compiled(tf.convert_to_tensor(X[i : i + rows])).numpy() for i in range(0, len(X), rows)
     ]
     return np.concatenate(parts)
 

@@ -18,7 +18,7 @@ from gpflow.mean_functions import MeanFunction
 
 from .batches import held_out_rows, num_held_out
 from .callbacks import TimeLimit
-from .checks import check_shape, to_tensors
+from .checks import check_finite, check_shape, check_targets, to_tensors
 from .fit import fit
 from .gpnet import GPNet
 from .history import History
@@ -146,6 +146,8 @@ def defaults(
     scales_targets = isinstance(base_likelihood(likelihood), (Gaussian, StudentT))
     scaling = Scaling.from_data((X, Y), targets=scales_targets)
     data = to_tensors((X, Y), likelihood)
+    check_finite("X", data[0].numpy())
+    check_targets(likelihood, data[1].numpy())
     if isinstance(base_likelihood(likelihood), Gaussian):
         fit_from_starts(
             kernel,

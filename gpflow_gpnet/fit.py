@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.keras import tf_keras
+from gpflow.kernels import MultioutputKernel
 from gpflow.likelihoods import Gaussian, StudentT
 from gpflow.models import SVGP, BayesianModel, ExternalDataTrainingLossMixin
+from gpflow.optimizers import NaturalGradient
 from gpflow.utilities import parameter_dict
 from tqdm.auto import tqdm
 
@@ -137,14 +139,23 @@ def fit(
         )
     for name, value in (
         ("num_steps", num_steps),
+        ("batch_size", batch_size),
         ("polish_every", polish_every),
         ("validate_every", validate_every),
         ("checkpoint_every", checkpoint_every),
         ("keep_checkpoints", keep_checkpoints),
         ("log_every", log_every),
     ):
+        if value is not None and not isinstance(value, (int, np.integer)):
+            raise TypeError(f"{name} must be an integer, got {value!r}.")
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+    callbacks = tuple(callbacks)
+    for callback in callbacks:
+        if isinstance(callback, type) or not callable(callback):
+            raise TypeError(
+                f"callbacks must be functions of the step or objects, got {callback!r}."
+            )
     replicas = Replicas(strategy)
     if strategy is not None:
         _check_replicas(replicas, model, batch_size, optimizer)
@@ -162,21 +173,29 @@ def fit(
         )
     mirror = isinstance(optimizer, FunctionalMirrorDescent)
     keras = hasattr(optimizer, "apply_gradients")
-    if not (mirror or keras or callable(optimizer)):
+    if isinstance(optimizer, NaturalGradient) or not (mirror or keras or callable(optimizer)):
         raise TypeError(
-            "optimizer must be a FunctionalMirrorDescent or a Keras optimiser, got "
-            f"{type(optimizer).__name__}."
+            "optimizer must be a FunctionalMirrorDescent, a Keras optimiser or a function of the "
+            f"model that makes a step, got {type(optimizer).__name__}."
         )
     checked = _checked_rows(model, data, batch_size, optimizer)
+    known = 0
+    if checked is not None and (checkpoint_dir is not None or replicas.in_several_processes):
+        known = _checksum(checked)
     if replicas.in_several_processes:  # also waits for a checkpoint that the chief still writes
-        known = 0 if checked is None else _checksum(checked)
         replicas.check_same(known, "data: give all the same rows, of which each takes its share")
+    if not model.trainable_variables:
+        warnings.warn(
+            "The model has no trainable parameters: training leaves it as it is.",
+            UserWarning,
+            stacklevel=2,
+        )
     if mirror:
         optimizer.build(model)
     elif keras:
         _build(optimizer, model.trainable_variables)
 
-    history, callbacks = History(), tuple(callbacks)
+    history = History()
     state = checkpoints = saved = None
     if checkpoint_dir is not None:
         if not (mirror or keras):
@@ -195,6 +214,13 @@ def fit(
         warnings.warn(
             f"Training goes on from {checkpoints.last}, which began with seed="
             f"{saved[0]['seed']}, with seed={seed}: the result is that of neither.",
+            UserWarning,
+            stacklevel=2,
+        )
+    if checkpoints and saved and saved[0].get("data", known) != known:
+        warnings.warn(
+            f"Training goes on from {checkpoints.last}, which began with other data: the result is "
+            "that of neither. A checkpoint_dir is for one run alone.",
             UserWarning,
             stacklevel=2,
         )
@@ -221,7 +247,7 @@ def fit(
         rows, everything, held = _sources(model, known_rows, batch_size, seed, held_out, optimizer)
         source = rows
     if validation_data is not None:
-        validation: Any = _checked(model, validation_data)
+        validation: Any = _checked(model, validation_data, "validation_data: ")
     else:
         validation = None if held is None else held.data
     if mirror:
@@ -287,7 +313,7 @@ def fit(
                 bar.set_postfix({name: f"{value:.4g}" for name, value in row.items()})
             bar.update()
             # A list, so that each callback runs at each step.
-            stopping = any([callback(number) is True for callback in callbacks])
+            stopping = any([_says_stop(callback(number)) for callback in callbacks])
             if may_stop:  # if one process does, all do
                 stopping = any(replicas.everyones(int(stopping)))
             if stopping and losses:  # since the last look
@@ -296,7 +322,7 @@ def fit(
             if state is not None and checkpoints is not None and (saving or stopping):
                 if replicas.is_chief:
                     seconds = time.perf_counter() - started
-                    checkpoints.save(*state.gather(number, seed, seconds, shapes))
+                    checkpoints.save(*state.gather(number, seed, seconds, shapes, known))
             if stopping:
                 break
     for callback in callbacks:
@@ -362,6 +388,11 @@ def _checked_rows(
         _warn_of_scale(model, sample)
         return sample
     if not _is_arrays(data):
+        if not isinstance(data, Iterable) or hasattr(data, "to_numpy") or hasattr(data, "shape"):
+            raise TypeError(
+                "data must be (X, Y), files of rows or an iterable of batches (X, Y), got "
+                f"{type(data).__name__}."
+            )
         if getattr(optimizer, "noise", None) == "held-out":
             raise ValueError(
                 'noise="held-out" needs data as arrays, of which fit can hold some out.'
@@ -392,7 +423,10 @@ def _sources(
         and optimizer.holds_out(model, total)
     ):
         if not 0.0 < fraction < 1.0:
-            raise ValueError(f"held_out must be between 0 and 1, got {fraction}.")
+            raise ValueError(
+                f"held_out must be between 0 and 1, got {fraction}: rows are held out to learn the "
+                'noise from, but for FunctionalMirrorDescent(noise="training").'
+            )
         number = num_held_out(total, fraction)
         if number >= total:
             raise ValueError(
@@ -443,10 +477,18 @@ def _trace(
         step.get_concrete_function(tuple(specs), *rest)
 
 
-def _checked(model: BayesianModel, data: Any) -> RegressionData:
-    batch = to_tensors(data, model.likelihood)
-    check_batch(model, batch)
+def _checked(model: BayesianModel, data: Any, owner: str = "") -> RegressionData:
+    try:
+        batch = to_tensors(data, model.likelihood)
+        check_batch(model, batch)
+    except ValueError as error:
+        raise ValueError(f"{owner}{error}") from error if owner else None
     return batch
+
+
+def _says_stop(returned: Any) -> bool:
+    """Whether a callback returned True, of Python, NumPy or TensorFlow; a number is no answer."""
+    return getattr(returned, "dtype", type(returned)) in (bool, tf.bool) and bool(returned)
 
 
 def _check_num_data(model: BayesianModel, rows: int, batch_size: int) -> None:
@@ -482,7 +524,8 @@ def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
         return
     X, Y = model.scaled(batch) if isinstance(model, InferenceNetworkModel) else batch
     X, Y = X[:1000], Y[:1000]
-    prior_sd = float(tf.sqrt(tf.reduce_mean(model.kernel(X, full_cov=False))))
+    only_own = {"full_output_cov": False} if isinstance(model.kernel, MultioutputKernel) else {}
+    prior_sd = float(tf.sqrt(tf.reduce_mean(model.kernel(X, full_cov=False, **only_own))))
     targets, times = observed(model.likelihood, Y)
     squares = tf.reduce_sum(times * tf.square(targets - model.mean_function(X)))
     size = float(tf.sqrt(squares / tf.maximum(tf.reduce_sum(times), 1.0)))
@@ -534,7 +577,6 @@ def _loss_step(
     """One step of a Keras optimiser, of either Keras."""
     variables = model.trainable_variables
 
-    @tf.function(autograph=False, reduce_retracing=True)
     def step(batch: RegressionData) -> tf.Tensor:
         def part(share: Share) -> tuple[tf.Tensor, list[tf.Tensor]]:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -547,7 +589,8 @@ def _loss_step(
         optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])
         return loss
 
-    return step
+    # A partial, since TensorFlow takes functions with one code, of several models, for retraces.
+    return tf.function(partial(step), autograph=False, reduce_retracing=True)
 
 
 def _training_loss_part(model: BayesianModel, share: Share, batch: RegressionData) -> tf.Tensor:
@@ -570,21 +613,24 @@ def _build(optimizer: Any, variables: list[tf.Variable]) -> None:
     index = getattr(optimizer, "_index_dict", None)  # tf_keras
     if index:
         known = [v for v in variables if optimizer._var_key(v) in index]
-    if known and not {id(v) for v in variables} <= {id(v) for v in known}:
+    built = bool(known or index)
+    if built and not {id(v) for v in variables} <= {id(v) for v in known or ()}:
         raise ValueError(
             f"{type(optimizer).__name__} was built for other variables than the model now trains: "
             "make a new optimiser after set_trainable, and one for each model."
         )
-    if not known and hasattr(optimizer, "build"):
+    if not built and hasattr(optimizer, "build"):
         optimizer.build(variables)
-    elif not known:  # legacy: no harm in making slots twice
+    elif not built:  # legacy: no harm in making slots twice
         optimizer._create_all_weights(variables)
 
 
 def _compiled_score(model: BayesianModel) -> Callable[[RegressionData], float]:
     """Mean negative log predictive density, nats per datum, in bounded memory."""
     density = tf.function(
-        lambda X, Y: model.predict_log_density((X, Y)), autograph=False, reduce_retracing=True
+        partial(lambda X, Y: model.predict_log_density((X, Y))),
+        autograph=False,
+        reduce_retracing=True,
     )
 
     def score(data: RegressionData) -> float:

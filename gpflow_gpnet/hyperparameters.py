@@ -14,7 +14,7 @@ from gpflow.models import GPR
 from gpflow.optimizers import Scipy
 from gpflow.utilities import multiple_assign, parameter_dict
 
-from .checks import check_kernel, to_tensors
+from .checks import check_finite, check_kernel, to_tensors
 from .likelihoods import base_likelihood
 from .spectral import active_columns, kernel_leaves
 
@@ -49,16 +49,19 @@ def fit_hyperparameters(
     :param data: X [N, D] and Y [N, P], scaled if the model is to scale them
         (``scaling(data)``); rows without all targets and row data are ignored.
     :raises TypeError: if the likelihood is not Gaussian.
-    :raises ValueError: if no row has all its targets, or X has not the kernel's columns.
+    :raises ValueError: if no row has all its targets, X has not the kernel's columns or is not
+        finite.
     """
     likelihood = base_likelihood(likelihood)
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
     X, Y = (values.numpy() for values in to_tensors(data[:2]))
+    check_finite("X", X)
     check_kernel(kernel, X.shape[1])
     whole = np.flatnonzero(~np.isnan(Y).any(axis=1))
     if not whole.size:
         raise ValueError(f"Y of shape {Y.shape} has no row without NaN.")
+    check_finite("Y", Y[whole])
     rows = np.random.default_rng(seed).permutation(whole)[:num_points]
     model = GPR((X[rows], Y[rows]), kernel, mean_function, likelihood=likelihood)
     Scipy().minimize(

@@ -16,6 +16,7 @@ from gpflow.config import default_float
 from gpflow.kernels import Kernel
 
 from . import random_numbers
+from .checks import check_finite
 from .spectral import smoothing_lengthscales
 
 __all__ = [
@@ -144,11 +145,13 @@ class Empirical(MeasurementDistribution):
     def __init__(self, X: TensorType) -> None:
         """
         :param X: inputs [N, D].
-        :raises ValueError: for another rank, or no rows.
+        :raises ValueError: for another rank, no rows, or values that are not finite.
         """
         self.X = _to_default_float(X)
         if self.X.shape.rank != 2 or self.X.shape[0] == 0:
             raise ValueError(f"X must have shape [N, D] with at least one row, got {self.X.shape}.")
+        if tf.executing_eagerly():
+            check_finite("X, the measurement points,", self.X.numpy())
 
     def sample(self, num: Count, seed: Seed, batch_inputs: TensorType | None = None) -> tf.Tensor:
         rows = random_numbers.integers([num], seed, 0, self.X.shape[0])

@@ -471,7 +471,7 @@ class FunctionalMirrorDescent(tf.Module):
         model = self._model
         hyper: list[tf.Variable] = []
         for module in (model.kernel, model.mean_function, model.likelihood):
-            hyper += module.trainable_variables
+            hyper += getattr(module, "trainable_variables", ())  # a mean may be a plain function
         skip: set[int] = {id(variable) for variable in hyper}
         if self.takes_natural_steps:
             network = model.inference_network

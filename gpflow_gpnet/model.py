@@ -15,6 +15,11 @@ from check_shapes import check_shapes, inherit_check_shapes
 from gpflow.base import InputData, MeanAndVariance, Parameter, RegressionData, TensorType
 from gpflow.conditionals.util import mix_latent_gp
 from gpflow.config import default_float
+from gpflow.inducing_variables import (
+    FallbackSharedIndependentInducingVariables,
+    InducingPoints,
+    SharedIndependentInducingVariables,
+)
 from gpflow.kernels import Kernel, LinearCoregionalization, MultioutputKernel
 from gpflow.likelihoods import Likelihood, SwitchedLikelihood
 from gpflow.mean_functions import MeanFunction
@@ -28,9 +33,11 @@ from .checks import (
     check_batch,
     check_columns,
     check_far_from_origin,
+    check_finite,
     check_module,
     check_not_in_scipy,
     check_shape,
+    check_targets,
     check_width,
     num_targets,
     to_tensors,
@@ -105,7 +112,8 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :param kernel: prior covariance, any GPflow kernel.
         :param likelihood: any GPflow likelihood.
         :param inference_network: represents q(f); or an array [M, D], used as SVGP's inducing
-            inputs are: rows become measurement points, and the network is an :class:`RFE` of the
+            inputs are (or GPflow's InducingPoints, shared by the latent GPs): rows become
+            measurement points, and the network is an :class:`RFE` of the
             kernel (:class:`InducingFeatures` where the kernel has no finite features).
         :param mean_function: prior mean, zero by default.
         :param num_latent_gps: L.
@@ -126,8 +134,10 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
                 "definite: set float32 or float64 with gpflow.config.set_default_float."
             )
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
+        inference_network = _inducing_inputs(inference_network)
         if not isinstance(inference_network, tf.Module) and not callable(inference_network):
             points = check_shape(inference_network, "inference_network")
+            check_finite("inference_network", points)
             measurement = Empirical(points) if measurement is None else measurement
             if scaling is not None:
                 points = scaling.inputs(points).numpy()
@@ -514,7 +524,8 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :param data: X [batch..., N, D] and Y [batch..., N, P]; row data are those of training, or
             left out: weights do not matter here, and noise variances are then 0.
         :raises NotImplementedError: for full covariances.
-        :raises ValueError: for shapes that do not fit the model.
+        :raises ValueError: for shapes that do not fit the model, and targets that are not finite or
+            outside the likelihood's support.
         """
         assert_params_false(
             self.predict_log_density, full_cov=full_cov, full_output_cov=full_output_cov
@@ -524,6 +535,8 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         if isinstance(likelihood, RowDataLikelihood) and Y.shape[-1] == num_targets(self):
             Y = likelihood.join(Y, tf.ones_like(Y[..., :1]) * likelihood.default_row_data)
         check_columns(self, Y)
+        if tf.executing_eagerly() and not isinstance(likelihood, RowDataLikelihood):
+            check_targets(likelihood, np.reshape(Y, [-1, Y.shape[-1]]))
 
         def density(X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
             X, Y = self.scaled((X, Y))
@@ -573,12 +586,9 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises NotImplementedError: as :meth:`predict_quantiles`.
         """
         X = self.scaled_inputs(Xnew)
-        key = (
-            tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32) if seed is None else [0, seed]
-        )
-        values = sample_observations(
-            base_likelihood(self.likelihood), X, *self._predict_scaled_f(X), num_samples, key
-        )
+        likelihood = base_likelihood(self.likelihood)
+        moments = self._predict_scaled_f(X)
+        values = sample_observations(likelihood, X, *moments, num_samples, _key(seed))
         return values if self.scaling is None else self.scaling.original_mean(values)
 
     def sample_functions(
@@ -586,13 +596,13 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     ) -> Callable[[TensorType], tf.Tensor]:
         """Whole functions from q, drawn once: a callable X [N, D] to f [S, N, P].
 
+        :param seed: None: drawn from TensorFlow's global generator.
         :raises NotImplementedError: for networks that have no function samples.
         """
         network = self.inference_network
         if not hasattr(network, "sample_functions"):
             raise NotImplementedError(f"{type(network).__name__} gives no function samples.")
-        number = np.random.default_rng(seed).integers(0, 2**31 - 1, size=2)
-        latent = network.sample_functions(num_samples, tf.constant(number, tf.int32))
+        latent = network.sample_functions(num_samples, _key(seed))
 
         def functions(X: TensorType) -> tf.Tensor:
             X = self.scaled_inputs(X)
@@ -614,6 +624,13 @@ def _minibatch_closure(closure: Callable[[], tf.Tensor]) -> Callable[[], tf.Tens
         return closure()
 
     return minibatch_loss
+
+
+def _key(seed: int | None) -> tf.Tensor:
+    """A stateless seed [2]; None: from TensorFlow's global generator."""
+    if seed is None:
+        return tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
+    return tf.constant([0, seed], tf.int32)
 
 
 def _independent_outputs(cov: tf.Tensor, full_cov: bool) -> tf.Tensor:
@@ -641,7 +658,16 @@ def _network_from_points(kernel: Kernel, points: np.ndarray, num_latents: int) -
         return InducingFeatures(kernel, points, num_latent_gps=num_latents)
 
 
+def _inducing_inputs(network: Any) -> Any:
+    """Z of GPflow's inducing points, their own or shared; anything else as it is."""
+    shared = (FallbackSharedIndependentInducingVariables, SharedIndependentInducingVariables)
+    points = network.inducing_variable if isinstance(network, shared) else network
+    return points.Z.numpy() if isinstance(points, InducingPoints) else network
+
+
 def _checked_num_data(num_data: TensorType | None) -> TensorType | None:
+    if num_data is not None and np.asarray(num_data).dtype.kind not in "iuf":
+        raise TypeError(f"num_data must be a number, got {num_data!r}.")
     if num_data is not None and np.any(np.asarray(num_data) <= 0):
         raise ValueError(f"num_data must be positive, got {num_data}.")
     return num_data

@@ -116,3 +116,10 @@ def test_a_full_disk_leaves_what_was_there(rng, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == whole
     assert [left.name for left in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_missing_folder_is_named_by_the_path_asked_for(tmp_path):
+    path = tmp_path / "missing" / "model.gpn"
+    with pytest.raises(FileNotFoundError, match=f"no such folder for it: '{path}'"):
+        with whole_file(path):
+            pass

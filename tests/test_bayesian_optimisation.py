@@ -375,3 +375,11 @@ def test_branin_is_minimised(name):
     print(f"\nBranin, {name}: {len(found)} evaluations, regret {regret:.2g}")
     assert len(found) == 30
     assert regret < 0.02
+
+
+def test_other_models_are_named():
+    svgp = gpflow.models.SVGP(
+        gpflow.kernels.RBF(), gpflow.likelihoods.Gaussian(), np.zeros((1, 2)), num_data=3
+    )
+    with pytest.raises(TypeError, match="model must be a GPNet, got SVGP"):
+        GPNetModel(svgp)

@@ -138,3 +138,10 @@ def test_tensorboard_has_the_history(tmp_path):
     assert len(found) == 8
     for row in history.rows:
         assert found["fit/loss", row["step"]] == np.float32(row["loss"])
+
+
+def test_tensorboard_needs_a_folder(tmp_path):
+    path = tmp_path / "board"
+    path.write_text("not a folder")
+    with pytest.raises(NotADirectoryError, match=f"log_dir .* {path} is a file"):
+        fit([TensorBoard(path)])

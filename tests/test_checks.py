@@ -392,3 +392,9 @@ def test_float16_is_refused():
     with gpflow.config.as_context(gpflow.config.Config(float=np.float16)):
         with pytest.raises(ValueError, match="float16"):
             gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), network, num_data=3)
+
+
+def test_missing_values_of_a_nullable_column_are_shown():
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": pd.array([1, pd.NA], dtype="Int64")})
+    with pytest.raises(TypeError, match=r"column 'b' .* such as <NA>"):
+        checks.to_tensors((frame, np.zeros((2, 1))))

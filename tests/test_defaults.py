@@ -160,3 +160,11 @@ def test_no_model_before_fit_and_bad_data_are_refused():
         gpn.defaults(gpflow.kernels.SquaredExponential(), X, X[:, 0])
     with pytest.raises(ValueError, match="Y"):
         gpn.defaults(gpflow.kernels.SquaredExponential(), X, np.full_like(X, np.inf))
+
+
+@pytest.mark.parametrize("which", ["X", "Y"])
+def test_values_that_are_not_finite_are_named_at_once(rng, which):
+    X, Y = make_data(rng)
+    (X if which == "X" else Y)[3] = np.nan
+    with pytest.raises(ValueError, match=f"{which} has NaN or infinite values in 1 rows.* row 3"):
+        gpn.defaults(gpflow.kernels.SquaredExponential(), X, Y)

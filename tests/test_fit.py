@@ -447,11 +447,12 @@ def test_global_generators_go_on_with_the_run(rng, tmp_path):
 
 
 def test_a_finished_run_is_not_trained_again(rng, tmp_path):
+    data = make_data(rng)
     for _ in range(2):
         model, steps = Line(10), []
         fit(
             model,
-            make_data(rng),
+            data,
             3,
             optimizer=adam(),
             checkpoint_dir=tmp_path,
@@ -746,3 +747,121 @@ def test_over_fitting_is_warned_of_unless_early_stopping_looks_out_for_it(rng):
         history = train()
     assert history["loss"][-1] < history["loss"][0]
     train(callbacks=[gpn.callbacks.EarlyStopping()])  # warnings are errors in these tests
+
+
+# ------------------------------------------------------------------ what users get wrong
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True), tf.constant(True)], ids=type)
+def test_any_true_of_a_callback_stops(rng, answer):
+    history = fit(make_gpnet(10), make_data(rng), callbacks=[lambda step: answer])
+    assert history["step"][-1] == 1
+
+
+@pytest.mark.parametrize("answer", [1, np.float64(1.0), np.bool_(False), "yes", None], ids=repr)
+def test_nothing_else_does(rng, answer):
+    history = fit(make_gpnet(10), make_data(rng), callbacks=[lambda step: answer])
+    assert history["step"][-1] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"callbacks": [gpn.callbacks.EarlyStopping]},
+            "callbacks must be functions of the step or objects",
+        ),
+        ({"callbacks": ["stop"]}, "callbacks must be functions of the step or objects"),
+        ({"batch_size": 4.0}, "batch_size must be an integer, got 4.0"),
+        ({"num_steps": "10"}, "num_steps must be an integer, got '10'"),
+        ({"optimizer": gpflow.optimizers.NaturalGradient(0.1)}, "got NaturalGradient"),
+    ],
+)
+def test_arguments_of_other_types_are_named(rng, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        fit(make_gpnet(10), make_data(rng), **arguments)
+
+
+@pytest.mark.parametrize(
+    "data", [None, np.zeros((3, 2)), pd.DataFrame({"x": [1.0], "y": [2.0]})], ids=type
+)
+def test_data_that_are_no_pair_are_named(data):
+    with pytest.raises(TypeError, match=rf"data must be \(X, Y\).*got {type(data).__name__}"):
+        fit(make_gpnet(10), data)
+
+
+def test_batches_of_no_rows_are_refused(rng):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        fit(make_gpnet(10), make_data(rng), batch_size=0)
+
+
+def test_validation_data_are_named_as_such(rng):
+    X, Y = make_data(rng)
+    with pytest.raises(ValueError, match="validation_data: Y has NaN"):
+        fit(make_gpnet(10), (X, Y), validation_data=(X, np.nan * Y))
+
+
+def test_a_keras_optimiser_of_another_model_is_named(rng):
+    data, optimizer = make_data(rng), adam()
+    fit(make_gpnet(10), data, optimizer=optimizer)
+    with pytest.raises(ValueError, match="Adam was built for other variables"):
+        fit(make_gpnet(10), data, optimizer=optimizer)
+
+
+def test_mean_may_be_a_plain_function(rng):
+    """As for GPflow's models, which call it and no more."""
+    X, Y = make_data(rng)
+    model = make_gpnet(10, mean_function=lambda X: 3.0 + 0.0 * X)
+    fit(model, (X, Y + 3.0), num_steps=3)
+    same = make_gpnet(10, mean_function=gpflow.mean_functions.Constant(3.0))
+    gpflow.set_trainable(same.mean_function, False)
+    fit(same, (X, Y + 3.0), num_steps=3)
+    np.testing.assert_array_equal(model.predict_f(X)[0], same.predict_f(X)[0])
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        gpflow.kernels.SharedIndependent(gpflow.kernels.SquaredExponential(), output_dim=2),
+        gpflow.kernels.LinearCoregionalization(
+            [gpflow.kernels.SquaredExponential()], W=np.array([[1.0], [-1.0]])
+        ),
+    ],
+    ids=["shared", "negative correlation"],
+)
+def test_scale_of_several_outputs_is_that_of_their_variances(rng, kernel):
+    """Covariances between outputs would cancel them; warnings are errors here."""
+    X, Y = make_data(rng)
+    latents = kernel.num_latent_gps
+    network = gpn.RFE(kernel, 1, 4, num_latent_gps=latents)
+    model = gpn.GPNet(kernel, Gaussian(0.1), network, num_latent_gps=latents, num_data=10)
+    fit(model, (X, np.hstack([Y, -Y])), num_steps=1)
+    with pytest.warns(UserWarning, match=r"prior's standard deviation is (1|0\.9\d*):"):
+        fit(model, (X, 1000.0 * np.hstack([Y, -Y])), num_steps=1)
+
+
+def test_many_models_in_turn_are_no_retraces(rng, caplog):
+    """TensorFlow warns of functions with the same code that are traced again and again."""
+    X, Y = make_data(rng)
+    validation = X, Y
+    with caplog.at_level("WARNING", logger="tensorflow"):
+        for _ in range(7):
+            likelihood = gpflow.likelihoods.Gaussian(0.1)
+            model = gpflow.models.SVGP(gpflow.kernels.RBF(), likelihood, X[:3], num_data=10)
+            fit(model, (X, Y), num_steps=1, validation_data=validation)
+    assert "retracing" not in caplog.text
+
+
+def test_nothing_to_train_is_said(rng):
+    model = make_gpnet(10)
+    gpflow.set_trainable(model, False)
+    with pytest.warns(UserWarning, match="no trainable parameters"):
+        fit(model, make_data(rng), num_steps=1)
+
+
+def test_checkpoints_of_other_data_are_noticed(rng, tmp_path):
+    X, Y = make_data(rng)
+    fit(make_gpnet(10), (X, Y), num_steps=2, checkpoint_dir=str(tmp_path))
+    fit(make_gpnet(10), (X.copy(), Y.copy()), num_steps=3, checkpoint_dir=str(tmp_path))
+    with pytest.warns(UserWarning, match="began with other data"):
+        fit(make_gpnet(10), (X, Y + 1e-6), num_steps=4, checkpoint_dir=str(tmp_path))

@@ -632,3 +632,54 @@ def test_from_svgp_refuses_separate_inducing_points():
     )
     with pytest.raises(NotImplementedError, match="SeparateIndependentInducingVariables"):
         gpn.GPNet.from_svgp(svgp)
+
+
+@pytest.mark.parametrize("wrap", ["own", "shared", "fallback"])
+def test_gpflows_inducing_points_are_taken_as_their_array(wrap):
+    Z = fixed_points(4)
+    points = gpflow.inducing_variables.InducingPoints(Z)
+    if wrap == "shared":
+        points = gpflow.inducing_variables.SharedIndependentInducingVariables(points)
+    if wrap == "fallback":
+        points = gpflow.inducing_variables.FallbackSharedIndependentInducingVariables(points)
+    model, same = (
+        gpn.GPNet(gpflow.kernels.Matern32(), Gaussian(), each, num_data=30) for each in (points, Z)
+    )
+    np.testing.assert_array_equal(model.measurement.X, Z)
+    np.testing.assert_array_equal(
+        model.inference_network.features(Z), same.inference_network.features(Z)
+    )
+
+
+def test_points_that_are_not_finite_are_named():
+    Z = np.where(np.arange(4) == 2, np.nan, 0.0)[:, None]
+    with pytest.raises(ValueError, match=r"inference_network has NaN.* row 2"):
+        gpn.GPNet(gpflow.kernels.Matern32(), Gaussian(), Z, num_data=30)
+    with pytest.raises(ValueError, match=r"measurement points, has NaN.* row 2"):
+        make_model(measurement=Z)
+
+
+def test_num_data_is_a_number():
+    with pytest.raises(TypeError, match="num_data must be a number, got '30'"):
+        make_model(num_data="30")
+
+
+def test_log_density_outside_the_support_is_refused():
+    model = make_model(gpflow.likelihoods.Exponential())
+    X = fixed_points(2)
+    assert np.isfinite(model.predict_log_density((X, np.ones((2, 1))))).all()
+    with pytest.raises(ValueError, match="Exponential needs targets of at least 0"):
+        model.predict_log_density((X, np.array([[1.0], [-1.0]])))
+
+
+def test_samples_follow_tensorflows_seed():
+    X, model = fixed_points(3), make_model()
+    for draw in (
+        lambda: model.sample_functions(2)(X),
+        lambda: model.predict_y_samples(X, 2),
+    ):
+        tf.random.set_seed(1)
+        first, other = draw().numpy(), draw().numpy()
+        tf.random.set_seed(1)
+        np.testing.assert_array_equal(draw(), first)
+        assert (other != first).all()

@@ -125,3 +125,14 @@ def test_columns_are_the_kernels(rng):
     X, Y = make_data(rng)
     with pytest.raises(ValueError, match=r"SquaredExponential: expected 2 active .* got 1 with"):
         gpn.fit_hyperparameters(RBF(lengthscales=[1.0, 1.0]), Gaussian(), (X, Y))
+
+
+@pytest.mark.parametrize("which", ["X", "Y"])
+def test_values_that_are_not_finite_are_named(rng, which):
+    """NaN targets are left out; a NaN input made L-BFGS return where it began."""
+    X, Y = make_data(rng)
+    bad = X.copy() if which == "X" else Y.copy()
+    bad[2] = np.nan if which == "X" else np.inf
+    data = (bad, Y) if which == "X" else (X, bad)
+    with pytest.raises(ValueError, match=f"{which} has NaN or infinite values in 1 rows.* row 2"):
+        gpn.fit_hyperparameters(RBF(), Gaussian(), data)

@@ -293,3 +293,8 @@ def test_functions_of_numpy_take_numbers_that_the_graph_alone_knows():
         sample(tf.constant(3), [0, 0])
     with pytest.raises(tf.errors.InvalidArgumentError):  # other columns than the batch
         sample(tf.constant(3), [0, 0], tf.zeros([5, 1], gpflow.default_float()))
+
+
+def test_points_must_be_finite() -> None:
+    with pytest.raises(ValueError, match=r"measurement points, has NaN.* row 1"):
+        Empirical(np.array([[0.0], [np.nan]]))

@@ -556,8 +556,8 @@ def test_frozen_weights_stay_under_natural_steps(rng, frozen):
         np.testing.assert_array_equal(network.q_mu, start)
         np.testing.assert_allclose(network.q_sqrt, exact.inference_network.q_sqrt, rtol=1e-6)
     else:
-        network.q_sqrt.assign(0.9 * exact.inference_network.q_sqrt)
+        # The prior's, ten times wider than the posterior's: natural gradients would diverge.
         gpflow.set_trainable(network.q_sqrt, False)
-        step(model, 60)  # V is .81 of the exact one, so an error shrinks to .19 a step
-        np.testing.assert_allclose(network.q_sqrt, 0.9 * exact.inference_network.q_sqrt, rtol=1e-6)
+        step(model)
+        np.testing.assert_array_equal(network.q_sqrt[0], np.eye(8))
         np.testing.assert_allclose(network.q_mu, exact.inference_network.q_mu, rtol=1e-6)

@@ -15,6 +15,7 @@ from gpflow.inducing_variables import InducingPoints
 from gpflow.kernels import Kernel
 from gpflow.models import SVGP
 
+from ..checks import check_finite
 from ..gaussians import cholesky
 from ..latent_prior import center, latent_covariance, latent_kernels, latent_variance
 from .base import LinearNetwork
@@ -56,12 +57,13 @@ class InducingFeatures(LinearNetwork):
         :param Z: inducing inputs [M, D], trainable.
         :param covariance: of the weights, as in :class:`RFE`.
         :param num_latent_gps: L; by default what the kernel says, else 1.
-        :raises ValueError: if Z is not a matrix.
+        :raises ValueError: if Z is not a matrix of finite numbers.
         """
         super().__init__()
         Z = np.asarray(Z, dtype=default_float())
         if Z.ndim != 2:
             raise ValueError(f"Z must be a matrix [M, D], got shape {Z.shape}.")
+        check_finite("Z", Z)
         self.kernel = kernel
         self.Z = Parameter(Z)
         self.input_dim = Z.shape[1]

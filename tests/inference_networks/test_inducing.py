@@ -352,3 +352,8 @@ def test_diagonal_of_the_prior_at_inducing_inputs_is_the_variance():
     kernel = gpflow.kernels.ArcCosine(0, variance=1e6)
     root = gpn.InducingFeatures(kernel, Z).prior_root(kernel).numpy()
     np.testing.assert_allclose(np.diag(root @ root.T), 1e6 + 1e-6, rtol=1e-9)
+
+
+def test_inducing_inputs_must_be_finite():
+    with pytest.raises(ValueError, match="Z has NaN or infinite values in 1 rows, the first is"):
+        gpn.InducingFeatures(make_kernel(), np.array([[0.0], [np.nan]]))
