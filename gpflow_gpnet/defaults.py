@@ -227,8 +227,8 @@ class Recipe:
     ) -> History:
         """Train the candidates in turn and keep the best.
 
-        :param seconds: to spend in all, about; by default 200 epochs for each candidate, between
-            400 and 6,000 steps.
+        :param seconds: to spend in all, about, and no less than compiling takes, a few seconds for
+            each candidate; by default 200 epochs for each, between 400 and 6,000 steps.
         :param progress: show a progress bar.
         :param callbacks: called after each step of each candidate.
         :return: the kept candidate's history.
