@@ -108,7 +108,7 @@ def fit(
         that :meth:`Callback.state <gpflow_gpnet.callbacks.Callback.state>` does not give.) Files
         that are damaged or of another model are named in a warning and left alone.
     :param seed: fixes batch order, held-out rows, measurement points and TensorFlow's generator;
-        by default that of the checkpoint, or a new one.
+        by default that of the checkpoint, or one drawn from that generator.
     :param progress: show a progress bar on terminals and in notebooks.
     :param held_out: fraction of the rows (2,000 at most) kept out of the steps where the
         optimiser's ``noise`` is "held-out", or "auto" and there are 1,000 rows or more. They
@@ -231,7 +231,7 @@ def fit(
     elif trained_before:
         seed = optimizer.seed
     else:
-        seed = int(np.random.default_rng().integers(2**31 - 1))
+        seed = int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
     if replicas.in_several_processes:
         seed = int(replicas.from_chief([tf.constant(seed, tf.int64)])[0])
     if made and mirror:

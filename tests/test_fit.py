@@ -852,6 +852,17 @@ def test_many_models_in_turn_are_no_retraces(rng, caplog):
     assert "retracing" not in caplog.text
 
 
+def test_tensorflows_seed_is_enough_to_train_the_same_again(rng):
+    data, means = make_data(rng), []
+    for seed in (5, 5, 6):
+        tf.random.set_seed(seed)
+        model = make_gpnet(10)
+        fit(model, data, seed=None)
+        means.append(model.predict_f(data[0])[0].numpy())
+    np.testing.assert_array_equal(means[0], means[1])
+    assert (means[0] != means[2]).any()
+
+
 def test_nothing_to_train_is_said(rng):
     model = make_gpnet(10)
     gpflow.set_trainable(model, False)
