@@ -155,7 +155,7 @@ class TrainingState:
         :param seed: of the batches.
         :param seconds: that training has taken.
         :param shapes: of the first batch.
-        :param data: a number that other data do not have.
+        :param data: a checksum of the data.
         """
         numpy_state, tensorflow = np.random.get_state(legacy=False), _global_generator()
         arrays = {name: np.asarray(variable) for name, variable in self._variables().items()}

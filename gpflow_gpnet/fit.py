@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from gpflow.optimizers import NaturalGradient
 from gpflow.utilities import parameter_dict
 from tqdm.auto import tqdm
 
+from . import random_numbers
 from .batches import ArrayBatches, StreamBatches, held_out_rows, num_held_out
 from .callbacks import Callback, EarlyStopping
 from .checkpoints import Checkpoints, TrainingState
@@ -146,7 +148,7 @@ def fit(
         ("keep_checkpoints", keep_checkpoints),
         ("log_every", log_every),
     ):
-        if value is not None and not isinstance(value, (int, np.integer)):
+        if value is not None and not hasattr(value, "__index__"):
             raise TypeError(f"{name} must be an integer, got {value!r}.")
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
@@ -184,7 +186,7 @@ def fit(
         known = _checksum(checked)
     if replicas.in_several_processes:  # also waits for a checkpoint that the chief still writes
         replicas.check_same(known, "data: give all the same rows, of which each takes its share")
-    if not model.trainable_variables:
+    if (mirror or keras) and not model.trainable_variables:
         warnings.warn(
             "The model has no trainable parameters: training leaves it as it is.",
             UserWarning,
@@ -231,7 +233,7 @@ def fit(
     elif trained_before:
         seed = optimizer.seed
     else:
-        seed = int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
+        seed = random_numbers.draw_seed()
     if replicas.in_several_processes:
         seed = int(replicas.from_chief([tf.constant(seed, tf.int64)])[0])
     if made and mirror:
@@ -361,8 +363,11 @@ def _check_replicas(
 
 
 def _checksum(data: RegressionData) -> int:
-    """Of all bits of the data, whatever their order."""
-    return sum(int(tf.reduce_sum(tf.cast(tf.bitcast(v, tf.int32), tf.int64))) for v in data)
+    """Of all bytes of the data in their order."""
+    value = 0
+    for values in data:
+        value = zlib.crc32(np.ascontiguousarray(values).data, value)
+    return value
 
 
 def _take_over_from_chief(replicas: Replicas, model: BayesianModel, optimizer: Any) -> None:
@@ -388,7 +393,8 @@ def _checked_rows(
         _warn_of_scale(model, sample)
         return sample
     if not _is_arrays(data):
-        if not isinstance(data, Iterable) or hasattr(data, "to_numpy") or hasattr(data, "shape"):
+        streams = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+        if not streams or isinstance(data, str) or hasattr(data, "shape"):
             raise TypeError(
                 "data must be (X, Y), files of rows or an iterable of batches (X, Y), got "
                 f"{type(data).__name__}."
@@ -482,13 +488,16 @@ def _checked(model: BayesianModel, data: Any, owner: str = "") -> RegressionData
         batch = to_tensors(data, model.likelihood)
         check_batch(model, batch)
     except ValueError as error:
-        raise ValueError(f"{owner}{error}") from error if owner else None
+        if not owner:
+            raise
+        raise ValueError(f"{owner}{error}") from error
     return batch
 
 
 def _says_stop(returned: Any) -> bool:
     """Whether a callback returned True, of Python, NumPy or TensorFlow; a number is no answer."""
-    return getattr(returned, "dtype", type(returned)) in (bool, tf.bool) and bool(returned)
+    is_bool = getattr(returned, "dtype", type(returned)) in (bool, tf.bool)
+    return is_bool and np.ndim(returned) == 0 and bool(returned)
 
 
 def _check_num_data(model: BayesianModel, rows: int, batch_size: int) -> None:

@@ -56,12 +56,13 @@ def fit_hyperparameters(
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
     X, Y = (values.numpy() for values in to_tensors(data[:2]))
-    check_finite("X", X)
     check_kernel(kernel, X.shape[1])
-    whole = np.flatnonzero(~np.isnan(Y).any(axis=1))
+    observed = ~np.isnan(Y).any(axis=1, keepdims=True)
+    for name, values in (("X", X), ("Y", Y)):
+        check_finite(name, np.where(observed, values, 0.0))
+    whole = np.flatnonzero(observed)
     if not whole.size:
         raise ValueError(f"Y of shape {Y.shape} has no row without NaN.")
-    check_finite("Y", Y[whole])
     rows = np.random.default_rng(seed).permutation(whole)[:num_points]
     model = GPR((X[rows], Y[rows]), kernel, mean_function, likelihood=likelihood)
     Scipy().minimize(

@@ -426,7 +426,7 @@ class FunctionalMirrorDescent(tf.Module):
             iterations = 1 if exact else _SITE_ITERATIONS
         if self._compiled.absorb is None:
             self._compiled.absorb = tf.function(
-                lambda X, Y: self._evidence(*model.scaled((X, Y))),
+                partial(lambda X, Y: self._evidence(*model.scaled((X, Y)))),
                 autograph=False,
                 reduce_retracing=True,
             )

@@ -28,7 +28,7 @@ from gpflow.posteriors import PrecomputeCacheType
 from gpflow.utilities import to_default_float
 from gpflow.utilities.model_utils import assert_params_false
 
-from . import gaussians
+from . import gaussians, random_numbers
 from .checks import (
     check_batch,
     check_columns,
@@ -525,7 +525,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             left out: weights do not matter here, and noise variances are then 0.
         :raises NotImplementedError: for full covariances.
         :raises ValueError: for shapes that do not fit the model, and targets that are not finite or
-            outside the likelihood's support.
+            outside the likelihood's support (row-data likelihoods look at neither).
         """
         assert_params_false(
             self.predict_log_density, full_cov=full_cov, full_output_cov=full_output_cov
@@ -586,9 +586,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises NotImplementedError: as :meth:`predict_quantiles`.
         """
         X = self.scaled_inputs(Xnew)
-        likelihood = base_likelihood(self.likelihood)
-        moments = self._predict_scaled_f(X)
-        values = sample_observations(likelihood, X, *moments, num_samples, _key(seed))
+        key = (
+            tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32) if seed is None else [0, seed]
+        )
+        values = sample_observations(
+            base_likelihood(self.likelihood), X, *self._predict_scaled_f(X), num_samples, key
+        )
         return values if self.scaling is None else self.scaling.original_mean(values)
 
     def sample_functions(
@@ -602,7 +605,9 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         network = self.inference_network
         if not hasattr(network, "sample_functions"):
             raise NotImplementedError(f"{type(network).__name__} gives no function samples.")
-        latent = network.sample_functions(num_samples, _key(seed))
+        rng = np.random.default_rng(random_numbers.draw_seed() if seed is None else seed)
+        key = rng.integers(0, 2**31 - 1, size=2)
+        latent = network.sample_functions(num_samples, tf.constant(key, tf.int32))
 
         def functions(X: TensorType) -> tf.Tensor:
             X = self.scaled_inputs(X)
@@ -624,13 +629,6 @@ def _minibatch_closure(closure: Callable[[], tf.Tensor]) -> Callable[[], tf.Tens
         return closure()
 
     return minibatch_loss
-
-
-def _key(seed: int | None) -> tf.Tensor:
-    """A stateless seed [2]; None: from TensorFlow's global generator."""
-    if seed is None:
-        return tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
-    return tf.constant([0, seed], tf.int32)
 
 
 def _independent_outputs(cov: tf.Tensor, full_cov: bool) -> tf.Tensor:

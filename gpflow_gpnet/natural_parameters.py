@@ -87,17 +87,6 @@ def frozen(network: LinearNetwork) -> tuple[bool, bool]:
     return not network.q_mu.trainable, not network.q_sqrt.trainable
 
 
-def _root(precision: tf.Tensor) -> tf.Tensor:
-    """Lower-triangular S [L, F, F] with S Sᵀ = precision⁻¹."""
-    return gaussians.lower_root_of_inverse(precision, "the weights' precision")
-
-
-def _solution(root: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
-    """S Sᵀ θ [F, L] of a root S [L, F, F] and θ [L, F]."""
-    mean = tf.matmul(root, tf.matmul(root, shift[..., None], transpose_a=True))
-    return tf.transpose(mean[..., 0])
-
-
 class NaturalParameters(tf.Module):
     """Λ = V⁻¹ [L, F, F] and θ = Λ m [L, F] of a network's weights, kept beside q_mu and q_sqrt.
 
@@ -149,8 +138,8 @@ class NaturalParameters(tf.Module):
         """Step of size β from the present natural parameters to the given ones.
 
         What is frozen of q_mu and q_sqrt stays: with the mean frozen the covariance alone moves;
-        with the covariance frozen the mean moves to the mixture's, which of all Gaussians with that
-        covariance is nearest to it (a natural-gradient step would overshoot from a wide one).
+        with the covariance frozen Λ and θ are tracked as ever, and q_mu is their mean (natural
+        gradients would overshoot from a wide covariance).
         """
         mean_stays, root_stays = frozen(self._network)
         if mean_stays and root_stays:
@@ -160,17 +149,12 @@ class NaturalParameters(tf.Module):
         beta = tf.cast(beta, precision.dtype)
         new_precision = (1.0 - beta) * old_precision + beta * precision
         new_shift = (1.0 - beta) * old_shift + beta * shift
-        if root_stays:
-            self._network.q_mu.assign(_solution(_root(new_precision), new_shift))
-            new_precision = old_precision
-        if root_stays or mean_stays:
+        if mean_stays:
             new_shift = self._times_mean(new_precision)
         self.precision.assign(new_precision)
         self.shift.assign(new_shift)
         self.age.assign_add(beta)
-        if root_stays:
-            pass  # q_mu has moved, and q_sqrt stays
-        elif mean_stays or not staleness:
+        if not staleness or mean_stays or root_stays:
             self._factorise()
         else:
             fresh = tf.logical_and(unchanged, self.age <= staleness)
@@ -197,11 +181,14 @@ class NaturalParameters(tf.Module):
         return tf.matmul(matrix, tf.transpose(self._network.q_mu)[..., None])[..., 0]
 
     def _factorise(self) -> None:
-        """Read q_sqrt, and q_mu unless it is frozen, off the natural parameters."""
-        root = _root(self.precision.value())
-        if not frozen(self._network)[0]:
-            self._network.q_mu.assign(_solution(root, self.shift.value()))
-        self._network.q_sqrt.assign(root)
+        """Read q_mu and q_sqrt, but what is frozen, off the natural parameters."""
+        mean_stays, root_stays = frozen(self._network)
+        root = gaussians.lower_root_of_inverse(self.precision.value(), "the weights' precision")
+        if not mean_stays:
+            mean = tf.matmul(root, tf.matmul(root, self.shift[..., None], transpose_a=True))
+            self._network.q_mu.assign(tf.transpose(mean[..., 0]))
+        if not root_stays:
+            self._network.q_sqrt.assign(root)
         self.age.assign(tf.zeros_like(self.age))
 
     def _refine_mean(self) -> None:

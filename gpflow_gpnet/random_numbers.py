@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes
 from gpflow.base import TensorType
 
-__all__ = ["ALGORITHM", "integers", "normal", "uniform"]
+__all__ = ["ALGORITHM", "draw_seed", "integers", "normal", "uniform"]
 
 ALGORITHM = "philox"
 """The generator; TensorFlow's default one differs under XLA."""
+
+
+def draw_seed() -> int:
+    """A seed from TensorFlow's global one; a new one where op determinism forbids to draw."""
+    try:
+        return int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
+    except RuntimeError:
+        return int(np.random.default_rng().integers(2**31 - 1))
 
 
 @check_shapes("seed: [2]", "return: [...]")

@@ -758,7 +758,11 @@ def test_any_true_of_a_callback_stops(rng, answer):
     assert history["step"][-1] == 1
 
 
-@pytest.mark.parametrize("answer", [1, np.float64(1.0), np.bool_(False), "yes", None], ids=repr)
+@pytest.mark.parametrize(
+    "answer",
+    [1, np.float64(1.0), np.bool_(False), np.array([True, True]), "yes", None],
+    ids=repr,
+)
 def test_nothing_else_does(rng, answer):
     history = fit(make_gpnet(10), make_data(rng), callbacks=[lambda step: answer])
     assert history["step"][-1] == 5
@@ -874,5 +878,6 @@ def test_checkpoints_of_other_data_are_noticed(rng, tmp_path):
     X, Y = make_data(rng)
     fit(make_gpnet(10), (X, Y), num_steps=2, checkpoint_dir=str(tmp_path))
     fit(make_gpnet(10), (X.copy(), Y.copy()), num_steps=3, checkpoint_dir=str(tmp_path))
-    with pytest.warns(UserWarning, match="began with other data"):
-        fit(make_gpnet(10), (X, Y + 1e-6), num_steps=4, checkpoint_dir=str(tmp_path))
+    for steps, data in ((4, (X, Y + 1e-6)), (5, (X[::-1], Y[::-1])), (6, (X[::-1], Y))):
+        with pytest.warns(UserWarning, match="began with other data"):
+            fit(make_gpnet(10), data, num_steps=steps, checkpoint_dir=str(tmp_path))

@@ -132,6 +132,8 @@ def test_values_that_are_not_finite_are_named(rng, which):
     """NaN targets are left out; a NaN input made L-BFGS return where it began."""
     X, Y = make_data(rng)
     bad = X.copy() if which == "X" else Y.copy()
+    Y[0] = np.nan  # of a row that is left out, and whose inputs do not matter
+    X[0] = bad[0] = np.nan
     bad[2] = np.nan if which == "X" else np.inf
     data = (bad, Y) if which == "X" else (X, bad)
     with pytest.raises(ValueError, match=f"{which} has NaN or infinite values in 1 rows.* row 2"):

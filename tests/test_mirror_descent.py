@@ -519,6 +519,24 @@ def test_settings_that_do_not_fit_the_model(rng):
         )
 
 
+def test_mean_of_a_frozen_covariance_follows_minibatches_as_if_it_were_free(rng):
+    """For Gaussian noise: sites do not depend on the covariance, so all that differs is q_sqrt."""
+    X = rng.uniform(-1.0, 1.0, size=(60, 1))
+    Y = np.sin(3.0 * X) + 0.1 * rng.normal(size=X.shape)
+    networks = []
+    for free in (True, False):
+        kernel, likelihood = gpflow.kernels.SquaredExponential(), Gaussian(0.1)
+        network = gpn.RFE(kernel, 1, 4)
+        gpflow.set_trainable((likelihood, kernel, network.maps), False)
+        gpflow.set_trainable(network.q_sqrt, free)
+        model = gpn.GPNet(kernel, likelihood, network, num_data=60)
+        gpn.fit(model, (X, Y), num_steps=20, batch_size=10, seed=0, progress=False, polish=False)
+        networks.append(network)
+    np.testing.assert_allclose(networks[0].q_mu, networks[1].q_mu, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(networks[1].q_sqrt[0], np.eye(8))
+    assert np.abs(networks[0].q_sqrt[0] - np.eye(8)).max() > 0.1
+
+
 @pytest.mark.parametrize("frozen", ["network", "mean", "covariance"])
 def test_frozen_weights_stay_under_natural_steps(rng, frozen):
     X = rng.uniform(-1.0, 1.0, size=(30, 1))

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from gpflow_gpnet import random_numbers
 from gpflow_gpnet.random_numbers import normal
 
 
@@ -23,3 +24,10 @@ def test_same_numbers_under_xla(float_type):
     compiled = tf.function(draw, jit_compile=True)()
     assert compiled.dtype == float_type and np.all(np.isfinite(compiled))
     np.testing.assert_allclose(compiled, draw(), rtol=1e-4, atol=1e-6)
+
+
+def test_drawn_seeds_follow_tensorflows():
+    tf.random.set_seed(3)
+    first, other = random_numbers.draw_seed(), random_numbers.draw_seed()
+    tf.random.set_seed(3)
+    assert random_numbers.draw_seed() == first != other
