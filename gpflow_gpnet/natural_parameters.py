@@ -90,7 +90,8 @@ def frozen(network: LinearNetwork) -> tuple[bool, bool]:
 class NaturalParameters(tf.Module):
     """Λ = V⁻¹ [L, F, F] and θ = Λ m [L, F] of a network's weights, kept beside q_mu and q_sqrt.
 
-    They are read off q_mu and q_sqrt again whenever somebody else has changed these.
+    They are read off q_mu and q_sqrt again whenever somebody else has changed these. Where
+    q_sqrt is frozen, Λ is that of the posterior tracked, not V⁻¹.
     """
 
     def __init__(self, network: LinearNetwork) -> None:
@@ -123,7 +124,7 @@ class NaturalParameters(tf.Module):
         return precision, tf.matmul(precision, mean)[..., 0]
 
     def present(self, unchanged: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Λ and θ of q_mu and q_sqrt as they are now."""
+        """Λ and θ as they are now."""
         if unchanged is None:
             unchanged = tf.reduce_all(self._fingerprint() == self.fingerprint)
         return tf.cond(unchanged, lambda: (self.precision.value(), self.shift.value()), self._read)
@@ -189,7 +190,7 @@ class NaturalParameters(tf.Module):
             self._network.q_mu.assign(tf.transpose(mean[..., 0]))
         if not root_stays:
             self._network.q_sqrt.assign(root)
-        self.age.assign(tf.zeros_like(self.age))
+            self.age.assign(tf.zeros_like(self.age))
 
     def _refine_mean(self) -> None:
         """Improve q_mu with the last factorisation, and leave q_sqrt."""

@@ -16,7 +16,8 @@ ALGORITHM = "philox"
 def draw_seed() -> int:
     """A seed from TensorFlow's global one; a new one where op determinism forbids to draw."""
     try:
-        return int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
+        with tf.init_scope():  # a number while tracing too
+            return int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
     except RuntimeError:
         return int(np.random.default_rng().integers(2**31 - 1))
 

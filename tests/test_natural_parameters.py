@@ -49,6 +49,16 @@ def test_mixture_is_read_off_by_the_weights(network, rng, beta):
     np.testing.assert_allclose(mean, (cov @ pull[..., None])[..., 0], rtol=1e-8)
 
 
+def test_unfrozen_covariance_is_made_anew_however_stale_it_may_be(network, rng):
+    target = tf.constant(np.tile(4.0 * np.eye(network.q_mu.shape[0]), [2, 1, 1]))
+    parameters, shift = NaturalParameters(network), tf.zeros([2, target.shape[-1]], tf.float64)
+    gpflow.set_trainable(network.q_sqrt, False)
+    parameters.mix(1.0, target, shift, staleness=0.5)
+    gpflow.set_trainable(network.q_sqrt, True)
+    parameters.mix(0.1, target, shift, staleness=0.5)
+    np.testing.assert_allclose(network.q_sqrt, np.tile(0.5 * np.eye(6), [2, 1, 1]), atol=1e-9)
+
+
 def test_site_of_a_gaussian_likelihood_is_the_likelihood(rng):
     """Whatever the marginals, precision 1 / σ² and mean y."""
     likelihood, Y = gpflow.likelihoods.Gaussian(0.3), rng.normal(size=(5, 2))

@@ -31,3 +31,4 @@ def test_drawn_seeds_follow_tensorflows():
     first, other = random_numbers.draw_seed(), random_numbers.draw_seed()
     tf.random.set_seed(3)
     assert random_numbers.draw_seed() == first != other
+    tf.function(lambda: tf.constant(random_numbers.draw_seed()), autograph=False)()
