@@ -1,6 +1,6 @@
 """Quality of natural GPNet on UCI regression sets, split 0: test scores against steps and seconds.
 
-    python benchmarks/quality.py --data FOLDER [--only NAME …] [--out results/quality.csv]
+    python benchmarks/quality.py --data FOLDER [--only NAME …] [--dtype float32] [--out FILE]
 
 Prints the machine, versions and one row for each evaluation; hyperparameters come from an exact GP
 on at most 1,000 training rows, and their time is counted.
@@ -12,7 +12,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import gpflow_gpnet as gpn
 from gpflow_gpnet import datasets
 
 JITTER = {np.float32: 1e-5, np.float64: 1e-6}
+DTYPES = {dtype.__name__: dtype for dtype in JITTER}
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ RUNS = {
 
 def exact_scores(split: datasets.Split, kernel, likelihood) -> tuple[float, float]:
     """RMSE and mean log density of the exact GP, in the targets' units."""
-    model = gpflow.models.GPR((split.X_train, split.Y_train), kernel, likelihood=likelihood)
+    data = tuple(values.astype(gpflow.default_float()) for values in split.train)
+    model = gpflow.models.GPR(data, kernel, likelihood=likelihood)
     return scores(model, split)
 
 
@@ -104,6 +106,8 @@ def scores(model, split: datasets.Split) -> tuple[float, float]:
 
 def run(name: str, folder: str, args: argparse.Namespace) -> list[dict]:
     setting = RUNS[name]
+    if args.dtype:
+        setting = replace(setting, dtype=DTYPES[args.dtype])
     config = gpflow.config.Config(float=setting.dtype, jitter=JITTER[setting.dtype])
     with gpflow.config.as_context(config):
         return run_here(name, setting, folder, args)
@@ -126,7 +130,14 @@ def run_here(name: str, setting: Run, folder: str, args: argparse.Namespace) -> 
     def row(step: int, seconds: float, rmse: float, density: float, method: str) -> None:
         rows.append(
             dict(
-                run=name, method=method, step=step, seconds=seconds, rmse=rmse, log_density=density
+                run=name,
+                dtype=setting.dtype.__name__,
+                staleness=args.staleness,
+                method=method,
+                step=step,
+                seconds=seconds,
+                rmse=rmse,
+                log_density=density,
             )
         )
         print(
@@ -144,6 +155,7 @@ def run_here(name: str, setting: Run, folder: str, args: argparse.Namespace) -> 
         learning_rate=gpn.LinearDecay(args.learning_rate or setting.learning_rate, steps[-1]),
         noise=setting.noise,
         prior_correction=setting.correction,
+        staleness=args.staleness,
     )
     spent = prefit
 
@@ -189,6 +201,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--out", type=Path, help="CSV to write")
     parser.add_argument("--learning-rate", type=float, help="instead of the run's own")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="instead of the run's own")
+    parser.add_argument("--staleness", type=float, default=0.0, help="of natural steps")
     parser.add_argument("--polish-every", type=int, default=None)
     args = parser.parse_args()
     print(describe_machine())
