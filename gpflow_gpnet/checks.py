@@ -238,6 +238,12 @@ def check_columns(model: GPModel, Y: Any) -> None:
                 f"{outputs} of targets and then {likelihood.row_data}: pass data as (X, Y, "
                 f"{likelihood.row_data})."
             )
+    elif isinstance(base_likelihood(likelihood), SwitchedLikelihood) and Y.shape[-1] != outputs:
+        raise ValueError(
+            f"Y has {Y.shape[-1]} columns, but SwitchedLikelihood needs {outputs}: a target for "
+            f"each of the model's {outputs - 1} outputs (num_latent_gps={model.num_latent_gps}), "
+            "and then the index of the row's likelihood."
+        )
     elif Y.shape[-1] != outputs:
         raise ValueError(
             f"Y has {Y.shape[-1]} columns, but the model has {outputs} outputs "
@@ -247,17 +253,20 @@ def check_columns(model: GPModel, Y: Any) -> None:
 
 
 def num_targets(model: GPModel) -> int | None:
-    """P, the targets of a row; None where the likelihood takes others than f has."""
+    """P, the targets of a row (with the index that SwitchedLikelihood has for one of them); None
+    where the likelihood does not tell."""
     likelihood = base_likelihood(model.likelihood)
-    if isinstance(likelihood, SwitchedLikelihood):
-        return None
-    if likelihood.observation_dim is not None:
-        return int(likelihood.observation_dim)
-    if likelihood.latent_dim is not None:
-        return None
-    if isinstance(model.kernel, LinearCoregionalization):
-        return int(model.kernel.W.shape[0])
-    return int(model.num_latent_gps)
+    switched = isinstance(likelihood, SwitchedLikelihood)
+    if not switched:
+        if isinstance(likelihood, (likelihoods.MultiClass, likelihoods.Softmax)):
+            return 1
+        if likelihood.observation_dim is not None:
+            return int(likelihood.observation_dim)
+        if likelihood.latent_dim is not None:
+            return None
+    mixed = isinstance(model.kernel, LinearCoregionalization)
+    outputs = model.kernel.W.shape[0] if mixed else model.num_latent_gps
+    return int(outputs) + switched
 
 
 def _check_mean_function(model: GPModel, X: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from .checks import check_finite, check_shape, check_targets, to_tensors
 from .fit import fit
 from .gpnet import GPNet
 from .history import History
-from .hyperparameters import fit_from_starts
+from .hyperparameters import fit_from_starts, has_marginals
 from .inference_networks import (
     RFE,
     AdaptiveBasis,
@@ -149,7 +149,7 @@ def defaults(
     check_finite("X", data[0].numpy())
     if not isinstance(likelihood, RowDataLikelihood):
         check_targets(likelihood, data[1].numpy())
-    if isinstance(base_likelihood(likelihood), Gaussian):
+    if isinstance(base_likelihood(likelihood), Gaussian) and has_marginals(kernel):
         fit_from_starts(
             kernel,
             likelihood,
@@ -208,7 +208,8 @@ class Recipe:
     @property
     def _spares(self) -> bool:
         """Whether training holds rows out by itself, to learn the noise from."""
-        return not self._few and isinstance(base_likelihood(self.likelihood), Gaussian)
+        rows = len(self.data[0])
+        return not self._few and FunctionalMirrorDescent().holds_out(self.likelihood, rows)
 
     def _takes(self, candidate: Candidate) -> bool:
         if "warped" in candidate.name and not is_stationary(self.kernel):
@@ -263,8 +264,13 @@ class Recipe:
 
     def _network(self, candidate: Candidate, kernel: Kernel) -> InferenceNetwork:
         X, Y = self.scaling(self.data, self.likelihood)[:2]
-        latents = self.likelihood.latent_dim or getattr(kernel, "num_latent_gps", None)
-        return candidate.network(kernel, X.numpy(), latents or Y.shape[1], self.seed)
+        likelihood = base_likelihood(self.likelihood)
+        latents = getattr(kernel, "num_latent_gps", None) or likelihood.latent_dim
+        if latents is None:
+            if isinstance(self.likelihood, RowDataLikelihood):
+                Y, _ = self.likelihood.split(Y)
+            latents = GPNet.calc_num_latent_gps(kernel, likelihood, Y.shape[1])
+        return candidate.network(kernel, X.numpy(), latents, self.seed)
 
     def _train(
         self,

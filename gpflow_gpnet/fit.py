@@ -426,7 +426,7 @@ def _sources(
     if (
         isinstance(optimizer, FunctionalMirrorDescent)
         and isinstance(model, GPNet)
-        and optimizer.holds_out(model, total)
+        and optimizer.holds_out(model.likelihood, total)
     ):
         if not 0.0 < fraction < 1.0:
             raise ValueError(

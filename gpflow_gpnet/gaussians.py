@@ -462,12 +462,19 @@ def _log_determinant(factor: tf.Tensor) -> tf.Tensor:
     return 2.0 * tf.reduce_sum(tf.math.log(tf.linalg.diag_part(factor)), axis=-1)
 
 
+def _trace_of_ratio(matrix: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """tr(C⁻¹ matrix), C = factor factorᵀ."""
+    identity = tf.eye(tf.shape(factor)[-1], dtype=factor.dtype)
+    return tf.reduce_sum(_inverse_from_root(factor, identity) * matrix, axis=[-2, -1])
+
+
 @check_shapes(
     "mean: [batch..., N]",
     "root: [batch..., N, R]",
     "factor_1: [broadcast batch..., N, N]",
     "factor_2: [broadcast batch..., N, N]",
     "offset: [batch..., N]",
+    "residual: [broadcast batch..., N, N]",
     "return: [batch...]",
 )
 def expected_log_ratio(
@@ -476,8 +483,9 @@ def expected_log_ratio(
     factor_1: tf.Tensor,
     factor_2: tf.Tensor,
     offset: tf.Tensor | None = None,
+    residual: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """E_q[log N(f; offset, C_1) - log N(f; 0, C_2)] in nats, q = N(offset + mean, root rootᵀ).
+    """E_q[log N(f; offset, C_1) - log N(f; 0, C_2)], nats, q = N(offset + mean, root rootᵀ + R).
 
     >>> identity = tf.eye(3)
     >>> ratio = gpn.gaussians.expected_log_ratio(tf.ones(3), identity, identity, 2.0 * identity)
@@ -485,14 +493,15 @@ def expected_log_ratio(
     TensorShape([])
 
     :param factor_1: Cholesky factor of C_1; factor_2: of C_2.
-    :param offset: 0 by default.
+    :param offset: 0 by default; residual: R, 0 by default.
     """
 
     def minus_twice_log_density(mean: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
         moments = tf.concat([mean[..., None], root], axis=-1)
         shape = tf.concat([tf.shape(moments)[:-2], tf.shape(factor)[-2:]], axis=0)
         whitened = tf.linalg.triangular_solve(tf.broadcast_to(factor, shape), moments)
-        return _log_determinant(factor) + tf.reduce_sum(tf.square(whitened), axis=[-2, -1])
+        squares = _log_determinant(factor) + tf.reduce_sum(tf.square(whitened), axis=[-2, -1])
+        return squares if residual is None else squares + _trace_of_ratio(residual, factor)
 
     whole = mean if offset is None else mean + offset
     return 0.5 * (

@@ -81,12 +81,13 @@ class GPNet(InferenceNetworkModel):
         mean, variance = network(own_X)
         fit = self.expected_log_likelihood(own_X, mean, variance, own_Y)
         objective = self.likelihood_scale(X) * fit - network.prior_kl() / share.number
-        if network.matches_prior:
+        if network.represents(self.kernel):
             return objective
         points = self.correction_points(X)
         features = network.latent_features(points)
-        factors = self.prior_factors(points, features)
-        correction = self.prior_correction(features, factors, network.offset(points))
+        residual = network.residual_covariance(points, features, full_cov=True)
+        factors = self.prior_factors(points, features, residual)
+        correction = self.prior_correction(features, factors, network.offset(points), residual)
         return objective - correction / share.number
 
     @check_shapes("X: [B, D]", "return: [M, D]")
@@ -100,6 +101,7 @@ class GPNet(InferenceNetworkModel):
         "factors[0]: [L, M, M]",
         "factors[1]: [K, M, M]",
         "offset: [M, L]",
+        "residual: [K, M, M]",
         "return: []",
     )
     def prior_correction(
@@ -107,12 +109,14 @@ class GPNet(InferenceNetworkModel):
         features: tf.Tensor,
         factors: tuple[tf.Tensor, tf.Tensor],
         offset: tf.Tensor | None = None,
+        residual: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """E_q[log p_φ(f_M) - log p(f_M)], nats: what weight space misses of KL[q ‖ p].
 
         :param features: φ of the M points; K is L, or 1 where latent GPs share features.
         :param factors: :meth:`prior_factors` of the M points.
         :param offset: the network's offset there, about which p_φ lies.
+        :param residual: the network's covariance there that its features do not carry.
         """
         weights = self.inference_network.weights
         prior, features_prior = factors
@@ -121,22 +125,31 @@ class GPNet(InferenceNetworkModel):
             offset = tf.transpose(offset)
         root = weights.project(features)
         return tf.reduce_sum(
-            gaussians.expected_log_ratio(mean, root, features_prior, prior, offset)
+            gaussians.expected_log_ratio(mean, root, features_prior, prior, offset, residual)
         )
 
     @check_shapes(
-        "points: [M, D]", "features: [K, M, F]", "return[0]: [L, M, M]", "return[1]: [K, M, M]"
+        "points: [M, D]",
+        "features: [K, M, F]",
+        "residual: [K, M, M]",
+        "return[0]: [L, M, M]",
+        "return[1]: [K, M, M]",
     )
-    def prior_factors(self, points: TensorType, features: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Cholesky factors of the model's and of the features' prior at M points.
+    def prior_factors(
+        self, points: TensorType, features: tf.Tensor, residual: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Cholesky factors of the model's and of the network's prior at M points.
 
-        Both with the same nugget, so that it cancels where the features reproduce the kernel.
+        The network's is ΦΦᵀ + residual. Both have the same nugget, so that it cancels where the
+        network reproduces the kernel.
 
         :raises tf.errors.InvalidArgumentError: if either is not positive definite.
         """
         prior = self.prior_covariance(points)
         jitter = gaussians.nugget(prior)
         features_prior = tf.matmul(features, features, transpose_b=True)
+        if residual is not None:
+            features_prior += residual
         return gaussians.cholesky(
             gaussians.add_diagonal(prior, jitter), "the prior at the measurement points"
         ), gaussians.cholesky(

@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
+from check_shapes import inherit_check_shapes
 from gpflow import Parameter
-from gpflow.base import AnyNDArray
-from gpflow.kernels import IsotropicStationary, Kernel
+from gpflow.base import AnyNDArray, TensorType
+from gpflow.kernels import (
+    IsotropicStationary,
+    Kernel,
+    MultioutputKernel,
+    SeparateIndependent,
+    SharedIndependent,
+)
 from gpflow.likelihoods import Gaussian, Likelihood
 from gpflow.mean_functions import MeanFunction
 from gpflow.models import GPR
@@ -15,10 +23,11 @@ from gpflow.optimizers import Scipy
 from gpflow.utilities import multiple_assign, parameter_dict
 
 from .checks import check_finite, check_kernel, to_tensors
+from .latent_prior import latent_kernels
 from .likelihoods import base_likelihood
 from .spectral import active_columns, kernel_leaves
 
-__all__ = ["fit_from_starts", "fit_hyperparameters"]
+__all__ = ["fit_from_starts", "fit_hyperparameters", "has_marginals"]
 
 _NO_NOISE = 1e-5
 """Of scaled targets; GPflow's least variance is 1e-6."""
@@ -48,13 +57,18 @@ def fit_hyperparameters(
     :param likelihood: Gaussian, or a wrapped one; its trainable variance is set.
     :param data: X [N, D] and Y [N, P], scaled if the model is to scale them
         (``scaling(data)``); rows without all targets and row data are ignored.
-    :raises TypeError: if the likelihood is not Gaussian.
+    :raises TypeError: if the likelihood is not Gaussian, or the kernel mixes latent GPs.
     :raises ValueError: if no row has all its targets, X has not the kernel's columns or is not
         finite.
     """
     likelihood = base_likelihood(likelihood)
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
+    if not has_marginals(kernel):
+        raise TypeError(
+            "kernel must be that of one output, SharedIndependent or SeparateIndependent, got "
+            f"{type(kernel).__name__}: fit its parts, or start training from values of your own."
+        )
     X, Y = (values.numpy() for values in to_tensors(data[:2]))
     check_kernel(kernel, X.shape[1])
     observed = ~np.isnan(Y).any(axis=1, keepdims=True)
@@ -64,13 +78,60 @@ def fit_hyperparameters(
     if not whole.size:
         raise ValueError(f"Y of shape {Y.shape} has no row without NaN.")
     rows = np.random.default_rng(seed).permutation(whole)[:num_points]
-    model = GPR((X[rows], Y[rows]), kernel, mean_function, likelihood=likelihood)
-    Scipy().minimize(
-        model.training_loss, model.trainable_variables, options={"maxiter": max_iterations}
-    )
+    models = _marginals(kernel, (X[rows], Y[rows]), mean_function, likelihood)
+    parameters = {id(each): each for model in models for each in model.trainable_parameters}
+    variables = [each.unconstrained_variable for each in parameters.values()]
+
+    def loss() -> tf.Tensor:
+        priors = [each.log_prior_density() for each in parameters.values() if each.prior]
+        return -tf.add_n([model.log_marginal_likelihood() for model in models] + priors)
+
+    Scipy().minimize(loss, variables, options={"maxiter": max_iterations})
     for leaf in kernel_leaves(kernel):
         if isinstance(leaf, IsotropicStationary) and leaf.lengthscales.trainable:
             _keep_resolvable(leaf, X[rows])
+
+
+def has_marginals(kernel: Kernel) -> bool:
+    """Whether outputs have independent GPs of the kernel, or of a kernel each."""
+    independent = isinstance(kernel, (SharedIndependent, SeparateIndependent))
+    return independent or not isinstance(kernel, MultioutputKernel)
+
+
+def _marginals(
+    kernel: Kernel, data: Any, mean_function: MeanFunction | None, likelihood: Likelihood
+) -> list[GPR]:
+    """Exact GPs that together are that of all outputs."""
+    if not isinstance(kernel, SeparateIndependent):
+        kernel = kernel.kernel if isinstance(kernel, SharedIndependent) else kernel
+        return [GPR(data, kernel, mean_function, likelihood=likelihood)]
+    X, Y = data
+    if Y.shape[1] != len(kernel.kernels):
+        raise ValueError(
+            f"Y has {Y.shape[1]} columns, but the kernel has {len(kernel.kernels)} outputs."
+        )
+    return [
+        GPR(
+            (X, Y[:, [output]]),
+            each,
+            None if mean_function is None else _Column(mean_function, output),
+            likelihood=likelihood,
+        )
+        for output, each in enumerate(kernel.kernels)
+    ]
+
+
+class _Column(MeanFunction):
+    """One output of a mean function."""
+
+    def __init__(self, whole: MeanFunction, output: int) -> None:
+        super().__init__()
+        self.whole, self.output = whole, output
+
+    @inherit_check_shapes
+    def __call__(self, X: TensorType) -> tf.Tensor:
+        values = self.whole(X)
+        return values if values.shape[-1] == 1 else values[..., self.output, None]
 
 
 def _keep_resolvable(kernel: IsotropicStationary, X: AnyNDArray) -> None:
@@ -110,7 +171,8 @@ def fit_from_starts(kernel: Kernel, likelihood: Likelihood, data: Any, **setting
     ]
     moved = [
         part.lengthscales
-        for part in getattr(kernel, "kernels", [kernel])
+        for latent in latent_kernels(kernel)
+        for part in getattr(latent, "kernels", [latent])
         if isinstance(getattr(part, "lengthscales", None), Parameter)
         and np.allclose(part.lengthscales, 1.0)
     ]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.config import default_float
 from gpflow.keras import tf_keras
-from gpflow.likelihoods import Gaussian
+from gpflow.likelihoods import Gaussian, Likelihood
 
 from . import gaussians
 from .gpnet import GPNet
@@ -24,6 +24,7 @@ from .natural_parameters import (
     Site,
     correction_parameters,
     frozen,
+    longest_step,
     plus_prior,
 )
 from .noise_variance import assign_noise_variance, noise_parameter, noise_variance
@@ -38,7 +39,12 @@ _POLISH_DRAWS = 32
 
 
 _SITE_ITERATIONS = 20
-"""For new rows' sites to reach their fixed point: half steps, 1e-6 of the first gap is left."""
+"""For new rows' sites to reach their fixed point."""
+
+_GAUSSIAN = (Gaussian, KnownNoise)
+
+_HALVINGS = 10
+"""Of steps that would lower the bound, before the weights stay where they are."""
 
 
 _ROWS_TO_SPARE = 1000
@@ -101,9 +107,10 @@ class FunctionalMirrorDescent(tf.Module):
         :param noise: how a Gaussian likelihood's variance is learned while it is trainable:
             "objective", by gradient; "training", a moving average of squared residual plus
             variance on the batch, the bound's maximiser; "held-out", of squared residual minus
-            variance on held-out rows, which over-fitting cannot shrink; "auto": "held-out" where
-            steps are given such rows (``fit`` does from 1,000 rows on), else "training" where they
-            are natural and the variance has no prior, else "objective".
+            variance on held-out rows, which over-fitting cannot shrink; "auto":
+            "objective" where the variance has a prior, else "held-out" where steps are given such
+            rows (``fit`` does from 1,000 rows on), else "training" where steps are natural, else
+            "objective".
         :param noise_decay: of the moving average, per step.
         :param staleness: how much of the weights' covariance may be out of date in natural steps:
             it is factorised anew, O(F³), once the step sizes since sum to more. Until then the mean
@@ -202,11 +209,18 @@ class FunctionalMirrorDescent(tf.Module):
                 f"natural=True needs a network linear in its weights with a full covariance, got "
                 f"{type(model.inference_network).__name__}."
             )
-        if self.noise in ("training", "held-out") and noise_parameter(model.likelihood) is None:
-            raise ValueError(
-                f'noise="{self.noise}" needs a Gaussian likelihood with one variance, got '
-                f"{type(model.likelihood).__name__}."
-            )
+        if self.noise in ("training", "held-out"):
+            parameter = noise_parameter(model.likelihood)
+            if parameter is None:
+                raise ValueError(
+                    f'noise="{self.noise}" needs a Gaussian likelihood with one variance, got '
+                    f"{type(model.likelihood).__name__}."
+                )
+            if parameter.trainable and parameter.prior is not None:
+                raise ValueError(
+                    f'noise="{self.noise}" follows the residuals and would ignore the prior of the '
+                    'likelihood\'s variance: use noise="objective", or set the prior to None.'
+                )
         if self.conjugate is True and not _is_conjugate(model):
             raise ValueError(
                 "conjugate=True needs a Gaussian likelihood and unmixed latent GPs, got "
@@ -286,6 +300,11 @@ class FunctionalMirrorDescent(tf.Module):
         """Whether steps on the bound model are natural."""
         return bool(self.natural) and _has_natural_steps(self._model)
 
+    @property
+    def _corrects_prior(self) -> bool:
+        model = self._model
+        return self.prior_correction and not model.inference_network.represents(model.kernel)
+
     def compiled_step(
         self, held_out: bool = False, strategy: tf.distribute.Strategy | None = None
     ) -> Callable[..., tf.Tensor]:
@@ -305,7 +324,7 @@ class FunctionalMirrorDescent(tf.Module):
         key = (
             noise,
             id(strategy),
-            _traced_num_data(self._model),
+            _captured(self._model),
             self.takes_natural_steps and frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
@@ -338,11 +357,13 @@ class FunctionalMirrorDescent(tf.Module):
         *,
         strategy: tf.distribute.Strategy | None = None,
     ) -> None:
-        """One exact natural step on all data, everything but the weights' Gaussian frozen.
+        """One natural step on all data, everything but the weights' Gaussian frozen.
 
-        The same as a pass with β_t = 1 / (t + 1) for a conjugate model: the weights' posterior for
-        the features at hand, free of minibatch noise and of features long gone. The prior
-        correction is averaged over draws of the measurement points.
+        For Gaussian noise on unmixed latent GPs with β = 1, exact, the same as a pass with β_t =
+        1 / (t + 1): the weights' posterior for the features at hand, free of minibatch noise and
+        of features long gone. For others the longest β, β/2, β/4, … with which the bound on all
+        data does not fall, from β = 1 or what mixed latent GPs allow. The prior correction is
+        averaged over draws of the measurement points.
 
         :param batches: that together are the data, each row once.
         :param strategy: as for :meth:`minimize`.
@@ -350,43 +371,53 @@ class FunctionalMirrorDescent(tf.Module):
         """
         if not self.takes_natural_steps:
             raise ValueError("polish needs natural steps.")
-        traced_for = _traced_num_data(self._model), id(strategy)
+        traced_for = _captured(self._model), id(strategy)
         if not self._compiled.polish or self._compiled.polish["traced_for"] != traced_for:
             replicas = self._replicas(strategy)
             self._compiled.polish = {
                 name: tf.function(
                     partial(function, replicas), autograph=False, reduce_retracing=True
                 )
-                for name, function in (("target", self._target), ("correction", self._correction))
+                for name, function in (
+                    ("evidence", self._whole_evidence),
+                    ("fit", self._whole_fit),
+                    ("correction", self._correction),
+                )
             } | {"traced_for": traced_for}
-        corrected = self.prior_correction and not self._model.inference_network.matches_prior
-        precision, shift, rows, draws, correction = 0.0, 0.0, 0, 0, (0.0, 0.0)
+        compiled = self._compiled.polish
         if not isinstance(batches, Collection):
             batches = list(batches)
+        evidence, rows, draws, correction = (0.0, 0.0), 0, 0, (0.0, 0.0)
         for X, Y in batches:
-            batch_precision, batch_shift = self._compiled.polish["target"](X, Y)
-            precision += X.shape[0] * batch_precision
-            shift += X.shape[0] * batch_shift
+            part = compiled["evidence"](X, Y)
+            evidence = tuple(a + X.shape[0] * b for a, b in zip(evidence, part, strict=True))
             rows += X.shape[0]
-            for _ in range(-(-_POLISH_DRAWS // len(batches)) if corrected else 0):
-                draw = self._compiled.polish["correction"](X, tf.constant([self.seed, -1 - draws]))
-                correction = tuple(total + new for total, new in zip(correction, draw, strict=True))
+            for _ in range(-(-_POLISH_DRAWS // len(batches)) if self._corrects_prior else 0):
+                draw = compiled["correction"](X, tf.constant([self.seed, -1 - draws]))
+                correction = tuple(a + b for a, b in zip(correction, draw, strict=True))
                 draws += 1
-        self._natural_parameters.mix(
-            1.0,
-            precision / rows + correction[0] / max(draws, 1),
-            shift / rows + correction[1] / max(draws, 1),
+        zero = tf.zeros_like(evidence[0])
+        prior = (
+            plus_prior(zero + correction[0] / max(draws, 1), 1),
+            tf.zeros_like(evidence[1]) + correction[1] / max(draws, 1),
         )
+
+        def fit() -> float:
+            return float(sum(X.shape[0] * compiled["fit"](X, Y) for X, Y in batches)) / rows
+
+        self._ascend(prior, (evidence[0] / rows, evidence[1] / rows), fit)
         self._natural_parameters.warn_of_rounding()
 
     def absorb(self, rows: RegressionData, iterations: int | None = None) -> None:
         r"""Bayes' rule for new rows alone: the weights' posterior so far is their prior.
 
         :math:`Λ ← Λ + Φ^\top R^{-1} Φ, θ ← θ + Φ^\top R^{-1} y`, and ``num_data`` grows by the
-        number of rows; old rows are not needed. For Gaussian noise this is exact: in any chunks and
-        any order the posterior of all rows at once. For other likelihoods the new rows' sites are
-        iterated to their fixed point with the old posterior held, and sites of old rows stay
-        (streaming variational Bayes, Broderick et al. 2013; Bui, Nguyen and Turner 2017).
+        number of rows; old rows are not needed. For Gaussian noise on unmixed latent GPs this is
+        exact: in any chunks and any order the posterior of all rows at once. For others (and
+        :class:`~gpflow.kernels.LinearCoregionalization`, whose latent GPs are independent in q) the
+        new rows' sites are iterated to their fixed point with the old posterior held, and sites of
+        old rows stay (streaming variational Bayes, Broderick et al. 2013; Bui, Nguyen and Turner
+        2017). No iteration lowers the bound.
 
         It holds for the features, hyperparameters, noise and :attr:`GPNet.scaling` that the old
         rows were absorbed with, so nothing but the weights may have moved since: ``fit`` ends
@@ -404,7 +435,8 @@ class FunctionalMirrorDescent(tf.Module):
 
         :param rows: X [B, D] and Y [B, P] (and row data), new ones, all at once in memory with
             their features [B, F].
-        :param iterations: of the sites; by default 1 for Gaussian noise and 20 for others.
+        :param iterations: of the sites, at most; by default 1 where that is exact, and 20
+            elsewhere.
         :raises ValueError: before :meth:`build`, if steps are not natural, if all of the weights'
             Gaussian is frozen, or for data that do not fit the model.
         """
@@ -422,20 +454,26 @@ class FunctionalMirrorDescent(tf.Module):
         seen = (model.num_data or 0) if model.inference_network.is_trained else 0
         model.initialise(X)
         if iterations is None:
-            exact = isinstance(base_likelihood(model.likelihood), (Gaussian, KnownNoise))
-            iterations = 1 if exact else _SITE_ITERATIONS
-        if self._compiled.absorb is None:
-            self._compiled.absorb = tf.function(
-                partial(lambda X, Y: self._evidence(*model.scaled((X, Y)))),
-                autograph=False,
-                reduce_retracing=True,
-            )
-        old_precision, old_shift = self._natural_parameters.present()
-        for iteration in range(iterations):
-            precision, shift = self._compiled.absorb(X, Y)
-            # Damped from the second on, since sites found far from their fixed point overshoot.
-            beta = 1.0 if iteration == 0 else 0.5
-            self._natural_parameters.mix(beta, old_precision + precision, old_shift + shift)
+            iterations = 1 if self._is_exact else _SITE_ITERATIONS
+        traced_for = _captured(model)[1:]
+        if self._compiled.absorb is None or self._compiled.absorb["traced_for"] != traced_for:
+            self._compiled.absorb = {
+                name: tf.function(
+                    partial(lambda function, X, Y: function(*model.scaled((X, Y))), function),
+                    autograph=False,
+                    reduce_retracing=True,
+                )
+                for name, function in (("evidence", self._evidence), ("fit", self._fit))
+            } | {"traced_for": traced_for}
+        compiled = self._compiled.absorb
+        prior = self._natural_parameters.present()
+        if isinstance(base_likelihood(model.likelihood), _GAUSSIAN) and model.mixing is not None:
+            self._natural_parameters.solve(prior, lambda: compiled["evidence"](X, Y), iterations)
+        else:
+            for _ in range(iterations):
+                evidence = compiled["evidence"](X, Y)
+                if not self._ascend(prior, evidence, lambda: compiled["fit"](X, Y)):
+                    break
         self._natural_parameters.warn_of_rounding()
         total = int(X.shape[0]) + seen
         if isinstance(model.num_data, tf.Variable):
@@ -443,12 +481,54 @@ class FunctionalMirrorDescent(tf.Module):
         else:
             model.num_data = total
 
+    @property
+    def _is_exact(self) -> bool:
+        """Whether a natural step with β = 1 on all data is the posterior, wherever it starts."""
+        gaussian = isinstance(base_likelihood(self._model.likelihood), _GAUSSIAN)
+        return gaussian and self._model.mixing is None
+
+    def _ascend(
+        self,
+        prior: tuple[tf.Tensor, tf.Tensor],
+        evidence: tuple[tf.Tensor, tf.Tensor],
+        fit: Callable[[], Any],
+    ) -> bool:
+        """The longest step β, β/2, β/4, … to prior times sites that does not lower the bound.
+
+        :param prior: Λ and θ of what q(w) diverges from; evidence: those of the sites.
+        :param fit: the expected log-likelihood, for q(w) as it then is.
+        :return: whether the bound rose by more than rounding.
+        """
+        weights = self._natural_parameters
+        target = prior[0] + evidence[0], prior[1] + evidence[1]
+        if self._is_exact:
+            weights.mix(1.0, *target)
+            return True
+
+        def bound() -> float:
+            return float(fit() - weights.divergence(*prior))
+
+        start, before = weights.present(), bound()
+        rounding = 1e3 * float(np.finfo(default_float()).eps) * abs(before)
+        longest = 1.0 if self._model.mixing is None else float(longest_step(self._model.mixing))
+        for halvings in range(_HALVINGS):
+            beta = longest * 0.5**halvings
+            precision, shift = (
+                (1.0 - beta) * old + beta * new for old, new in zip(start, target, strict=True)
+            )
+            weights.mix(1.0, precision, shift)
+            gain = bound() - before
+            if gain >= -rounding:
+                return gain > rounding
+        weights.mix(1.0, *start)
+        return False
+
     # ------------------------------------------------------------------ the compiled step
 
-    def holds_out(self, model: GPNet, rows: int) -> bool:
+    def holds_out(self, likelihood: Likelihood, rows: int) -> bool:
         """Whether training on so many rows should keep some for the noise."""
-        parameter = noise_parameter(model.likelihood)
-        learns = parameter is not None and parameter.trainable
+        parameter = noise_parameter(likelihood)
+        learns = parameter is not None and parameter.trainable and parameter.prior is None
         return self.noise == "held-out" or (
             self.noise == "auto" and learns and rows >= _ROWS_TO_SPARE
         )
@@ -460,11 +540,11 @@ class FunctionalMirrorDescent(tf.Module):
             return "objective"
         if self.noise != "auto":
             return self.noise
+        if parameter.prior is not None:  # which a moving average would not see
+            return "objective"
         if held_out:
             return "held-out"
-        # A moving average would not see a prior on the variance.
-        follows = self.takes_natural_steps and parameter.prior is None
-        return "training" if follows else "objective"
+        return "training" if self.takes_natural_steps else "objective"
 
     def _variables(self, noise: str) -> tuple[list[tf.Variable], list[tf.Variable]]:
         """Trainable variables that take Adam steps: the network's, and hyperparameters."""
@@ -527,7 +607,10 @@ class FunctionalMirrorDescent(tf.Module):
         loss, gradients, precision, shift, errors = replicas.sum(
             lambda share: self._natural_sums(noise, share, X, Y)
         )
-        self._natural_parameters.mix(self.step_size(self.t), precision, shift, self.staleness)
+        beta = self.step_size(self.t)
+        if self._model.mixing is not None:
+            beta = tf.minimum(beta, longest_step(self._model.mixing))
+        self._natural_parameters.mix(beta, precision, shift, self.staleness)
         self._apply(noise, gradients)
         if errors is not None:
             self._track_noise(*errors)
@@ -542,7 +625,7 @@ class FunctionalMirrorDescent(tf.Module):
         variables = network_variables + hyper_variables
         own_X, own_Y = share.of((X, Y))
         batch = tf.shape(own_X)[0]
-        corrected = self.prior_correction and not network.matches_prior
+        corrected = self._corrects_prior
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             points = model.correction_points(X, self._measurement_seed()) if corrected else X[:0]
@@ -552,10 +635,12 @@ class FunctionalMirrorDescent(tf.Module):
             tape.watch([mean, variance])
             fit = model.expected_log_likelihood(own_X, mean, variance, own_Y)
             divergence = network.prior_kl() - model.log_prior_density()
-            factors = model.prior_factors(points, measured) if corrected else None
-            if factors is not None:
+            factors = None
+            if corrected:
                 offset = network.offset(points)
-                divergence += model.prior_correction(measured, factors, offset)
+                residual = network.residual_covariance(points, measured, full_cov=True)
+                factors = model.prior_factors(points, measured, residual)
+                divergence += model.prior_correction(measured, factors, offset, residual)
             loss = divergence / share.number - model.likelihood_scale(X) * fit
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
         site = Site.from_gradients(network.weights.mean(rows), d_mean, d_variance)
@@ -567,18 +652,25 @@ class FunctionalMirrorDescent(tf.Module):
         errors = self._errors(own_X, own_Y, (mean, variance)) if noise == "training" else None
         return loss, gradients, precision, shift, errors
 
-    def _target(
+    def _whole_evidence(
         self, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Natural parameters that a natural step with β = 1 moves to, features frozen."""
+        """Natural parameters of a batch's sites, scaled to all data, features frozen."""
         batch = self._model.scaled((X, Y))
         scale = self._model.likelihood_scale(X)
+        precision, shift = replicas.sum(lambda share: self._evidence(*share.of(batch)))
+        return scale * precision, scale * shift
 
-        def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
-            precision, shift = self._evidence(*share.of(batch))
-            return plus_prior(scale * precision, share.number), scale * shift
+    def _whole_fit(self, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        """A batch's expected log-likelihood, scaled to all data."""
+        batch = self._model.scaled((X, Y))
+        fit = replicas.sum(lambda share: self._fit(*share.of(batch)))
+        return self._model.likelihood_scale(X) * fit
 
-        return replicas.sum(part)
+    def _fit(self, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
+        """Expected log-likelihood of scaled rows, nats."""
+        mean, variance = self._model.inference_network(X)
+        return self._model.expected_log_likelihood(X, mean, variance, Y)
 
     def _evidence(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Natural parameters of the own sites of scaled rows, features frozen."""
@@ -599,7 +691,8 @@ class FunctionalMirrorDescent(tf.Module):
 
         def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
             features = network.latent_features(points)
-            factors = model.prior_factors(points, features)
+            residual = network.residual_covariance(points, features, full_cov=True)
+            factors = model.prior_factors(points, features, residual)
             return correction_parameters(features, factors, network.offset(points), share)
 
         return replicas.sum(part)
@@ -727,16 +820,19 @@ def mirror_step_target(
     :return: mean [L, M] and covariance [L, M, M].
     """
     bridge_mean, bridge_cov = gaussians.bridge(beta, tf.zeros_like(mean), prior_cov, mean, cov)
-    noise = model.likelihood.variance_at(X)  # [B, 1]
+    shape = tf.concat([tf.shape(X)[:1], [1]], axis=0)
+    noise = model.likelihood._variance(X) + tf.zeros(shape, X.dtype)  # [B, 1], or [B, L] by output
     precision = tf.transpose(model.likelihood_scale(X) * beta / noise)
     residual = tf.transpose(Y - model.mean_function(X))
     target_mean, target_cov = gaussians.condition(bridge_mean, bridge_cov, residual, precision)
     return tf.stop_gradient(target_mean), tf.stop_gradient(target_cov)
 
 
-def _traced_num_data(model: GPNet) -> float | None:
-    """N as a compiled step knows it; None for a variable, which it reads."""
-    return None if isinstance(model.num_data, tf.Variable) else float(np.asarray(model.num_data))
+def _captured(model: GPNet) -> tuple[Any, ...]:
+    """What a compiled step holds of the model, but for values of variables."""
+    variable = isinstance(model.num_data, tf.Variable)
+    number = None if variable else float(np.asarray(model.num_data))
+    return number, model.kernel, model.mean_function, model.likelihood
 
 
 def _has_natural_steps(model: GPNet) -> bool:

@@ -189,6 +189,15 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         """Write the model and its :attr:`optimizer` to a file for :func:`gpflow_gpnet.load`."""
         save(self, path)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A new kernel is also that of inducing features which were of the old one itself."""
+        network = self.__dict__.get("inference_network")
+        if name == "kernel" and isinstance(network, tf.Module):
+            for part in (network, *network.submodules):
+                if isinstance(part, InducingFeatures) and part.kernel is self.kernel:
+                    part.kernel = value
+        super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         """Called for what is missing only: say where SVGP's attributes are."""
         if name in _ELSEWHERE:

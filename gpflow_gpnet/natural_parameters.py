@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = [
     "Site",
     "correction_parameters",
     "frozen",
+    "longest_step",
     "plus_prior",
 ]
 
@@ -80,6 +82,18 @@ def correction_parameters(
         return precision, tf.zeros_like(precision[..., 0])
     pull = tf.linalg.triangular_solve(prior, tf.transpose(offset)[..., None])
     return precision, -tf.matmul(whitened, share.rows(pull, -2), transpose_a=True)[..., 0]
+
+
+def longest_step(mixing: tf.Tensor) -> tf.Tensor:
+    """Largest β whose natural step does not overshoot, for W [P, L] of mixed latent GPs.
+
+    Sites of a latent GP are taken with the others' old means: a Jacobi iteration, of which an error
+    is multiplied by 1 - β λ, λ an eigenvalue of Wᵀ W normalised to 1 on its diagonal and at most
+    its largest sum of a row.
+    """
+    columns = tf.math.l2_normalize(tf.convert_to_tensor(mixing), axis=0)
+    coupling = tf.abs(tf.matmul(columns, columns, transpose_a=True))
+    return 1.0 / tf.maximum(tf.reduce_max(tf.reduce_sum(coupling, axis=1)), 1.0)
 
 
 def frozen(network: LinearNetwork) -> tuple[bool, bool]:
@@ -161,6 +175,60 @@ class NaturalParameters(tf.Module):
             fresh = tf.logical_and(unchanged, self.age <= staleness)
             tf.cond(fresh, self._refine_mean, self._factorise)
         self.fingerprint.assign(self._fingerprint())
+
+    def solve(
+        self,
+        prior: tuple[tf.Tensor, tf.Tensor],
+        evidence: Callable[[], tuple[tf.Tensor, tf.Tensor]],
+        iterations: int,
+    ) -> None:
+        """The best q(w) for Gaussian sites of mixed latent GPs, whose means depend on each other.
+
+        Precisions do not, so that Λ is known at once; the means, of all latent GPs together, come
+        by conjugate gradients, preconditioned with Λ.
+
+        :param prior: Λ and θ of what q(w) diverges from.
+        :param evidence: those of the sites at the present q_mu.
+        :param iterations: at most; each calls ``evidence`` once.
+        """
+        precision = prior[0] + evidence()[0]
+        self.mix(1.0, precision, self._times_mean(precision))
+        if frozen(self._network)[0]:
+            return
+
+        def slope() -> tf.Tensor:
+            """Of the bound by the means [L, F]: 0 at the best."""
+            sites = evidence()
+            return prior[1] + sites[1] - self._times_mean(prior[0] + sites[0])
+
+        def preconditioned(vector: tf.Tensor) -> tf.Tensor:
+            root = tf.convert_to_tensor(self._network.q_sqrt)
+            whitened = tf.matmul(root, vector[..., None], transpose_a=True)
+            return tf.matmul(root, whitened)[..., 0]
+
+        mean, left = tf.transpose(self._network.q_mu), slope()
+        direction = preconditioned(left)
+        square = first = tf.reduce_sum(left * direction)
+        for _ in range(iterations):
+            if float(square) <= np.finfo(precision.dtype.as_numpy_dtype).eps * float(first):
+                break
+            self._network.q_mu.assign(tf.transpose(mean + direction))
+            curved = left - slope()
+            length = square / tf.reduce_sum(direction * curved)
+            mean, left = mean + length * direction, left - length * curved
+            towards = preconditioned(left)
+            square, before = tf.reduce_sum(left * towards), square
+            direction = towards + square / before * direction
+        self._network.q_mu.assign(tf.transpose(mean))
+        self.mix(1.0, precision, self._times_mean(precision))
+
+    def divergence(self, precision: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
+        """KL of q(w) from the Gaussian of other natural parameters, nats, up to a constant."""
+        root, mean = tf.convert_to_tensor(self._network.q_sqrt), tf.transpose(self._network.q_mu)
+        moments = tf.concat([root, mean[..., None]], axis=-1)  # E[w wᵀ] = moments momentsᵀ
+        square = 0.5 * tf.reduce_sum(moments * tf.matmul(precision, moments))
+        log_det = tf.reduce_sum(tf.math.log(tf.abs(tf.linalg.diag_part(root))))
+        return square - tf.reduce_sum(shift * mean) - log_det
 
     def warn_of_rounding(self) -> None:
         """Say so where Λ = I + … is so large that its float type does not hold the prior's I."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 from check_shapes import check_shapes, inherit_check_shapes
 from gpflow import Module, Parameter
 from gpflow.base import MeanAndVariance, TensorType
+from gpflow.kernels import Kernel
 
 from ..replicas import WHOLE, Share, size_of
 from .weights import WeightGaussian
@@ -127,7 +128,7 @@ class LinearNetwork(InferenceNetwork):
     """Whether all latent GPs have the same features, or each its own."""
 
     matches_prior: bool = False
-    """Whether w ~ N(0, I) is the model's prior exactly, so that no correction is due."""
+    """Whether w ~ N(0, I) is the prior exactly, so that no correction is due."""
 
     @abc.abstractmethod
     @check_shapes(
@@ -137,6 +138,10 @@ class LinearNetwork(InferenceNetwork):
     )
     def features(self, X: TensorType) -> tf.Tensor:
         """φ at each row of X."""
+
+    def represents(self, kernel: Kernel) -> bool:
+        """Whether w ~ N(0, I) is the prior of this very kernel, exactly."""
+        return self.matches_prior
 
     def residual_covariance(
         self, X: TensorType, features: tf.Tensor, full_cov: bool

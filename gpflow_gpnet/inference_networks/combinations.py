@@ -11,10 +11,12 @@ from check_shapes import check_shapes, inherit_check_shapes
 from gpflow.base import MeanAndVariance, TensorType
 from gpflow.config import default_float
 from gpflow.keras import tf_keras
+from gpflow.kernels import Kernel
+from gpflow.kernels import Sum as KernelSum
 
 from .base import InferenceNetwork, LinearNetwork
 from .mlp import KerasBody, keras_input_dim
-from .weights import FullGaussian, weight_gaussian
+from .weights import FullGaussian, WeightGaussian, weight_gaussian
 
 __all__ = ["Deterministic", "LinearSum", "Sum"]
 
@@ -24,7 +26,8 @@ class Deterministic(InferenceNetwork):
 
     ``Deterministic(keras_model) + RFE(kernel, …)`` has the model's predictions for a mean and RFE's
     covariance (and a mean of its own, unless frozen). For post-hoc uncertainty of a trained model
-    freeze both means and train: ``set_trainable([deterministic, network.q_mu], False)``.
+    freeze both means, the second one's in the sum, and train:
+    ``total = deterministic + rfe; set_trainable([deterministic, total.q_mu], False)``.
 
     >>> network = gpn.Deterministic(gpflow.functions.Linear()) + gpn.RFE(kernel, 1, num_features=5)
     >>> mean, variance = network(X)
@@ -143,6 +146,16 @@ class LinearSum(LinearNetwork):
         # Not kept, or every parameter of a part would have two paths.
         return [network for network in self.networks if isinstance(network, LinearNetwork)]
 
+    def represents(self, kernel: Kernel) -> bool:
+        """Where the parts' kernels are the terms of a sum, each once, and no part is a mean."""
+        terms = list(kernel.kernels) if isinstance(kernel, KernelSum) else [kernel]
+        for part in self._parts if self.matches_prior else ():
+            represented = [term for term in terms if part.represents(term)]
+            if not represented:
+                return False
+            terms.remove(represented[0])
+        return self.matches_prior and not terms
+
     @property
     def center(self) -> Any:
         """What is subtracted from inputs, [D] or 0, if all parts subtract the same."""
@@ -198,7 +211,10 @@ class LinearSum(LinearNetwork):
 
 
 class _Share:
-    """A part's weights in a :class:`LinearSum`: rows of the joint mean."""
+    """A part's weights in a :class:`LinearSum`: its marginal of their joint Gaussian."""
+
+    # Not a WeightGaussian, or every parameter of the joint one would have two paths.
+    mean, sample = WeightGaussian.mean, WeightGaussian.sample
 
     def __init__(self, joint: FullGaussian, rows: slice) -> None:
         self._joint = joint
@@ -207,6 +223,10 @@ class _Share:
     @property
     def q_mu(self) -> tf.Tensor:
         return self._joint.q_mu[self._rows]
+
+    def project(self, features: tf.Tensor) -> tf.Tensor:
+        """A root of the part's own covariance in the joint Gaussian."""
+        return tf.matmul(features, tf.convert_to_tensor(self._joint.q_sqrt)[:, self._rows])
 
     def prior_kl(self) -> tf.Tensor:
         """That of the joint Gaussian."""

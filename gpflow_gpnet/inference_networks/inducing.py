@@ -67,10 +67,16 @@ class InducingFeatures(LinearNetwork):
         self.kernel = kernel
         self.Z = Parameter(Z)
         self.input_dim = Z.shape[1]
-        self.shared_features = len(latent_kernels(kernel)) == 1
         if num_latent_gps is None:
             num_latent_gps = getattr(kernel, "num_latent_gps", 1)
         self.weights = weight_gaussian(covariance, len(Z), num_latent_gps)
+
+    @property
+    def shared_features(self) -> bool:  # type: ignore[override]
+        return len(latent_kernels(self.kernel)) == 1
+
+    def represents(self, kernel: Kernel) -> bool:
+        return kernel is self.kernel
 
     @classmethod
     def from_svgp(cls, svgp: SVGP) -> InducingFeatures:
