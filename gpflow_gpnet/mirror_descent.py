@@ -23,6 +23,7 @@ from .natural_parameters import (
     NaturalParameters,
     Site,
     correction_parameters,
+    coupling,
     frozen,
     longest_step,
     plus_prior,
@@ -40,8 +41,6 @@ _POLISH_DRAWS = 32
 
 _SITE_ITERATIONS = 20
 """For new rows' sites to reach their fixed point."""
-
-_GAUSSIAN = (Gaussian, KnownNoise)
 
 _HALVINGS = 10
 """Of steps that would lower the bound, before the weights stay where they are."""
@@ -359,11 +358,11 @@ class FunctionalMirrorDescent(tf.Module):
     ) -> None:
         """One natural step on all data, everything but the weights' Gaussian frozen.
 
-        For Gaussian noise on unmixed latent GPs with β = 1, exact, the same as a pass with β_t =
-        1 / (t + 1): the weights' posterior for the features at hand, free of minibatch noise and
-        of features long gone. For others the longest β, β/2, β/4, … with which the bound on all
-        data does not fall, from β = 1 or what mixed latent GPs allow. The prior correction is
-        averaged over draws of the measurement points.
+        For Gaussian noise exact, the same as a pass with β_t = 1 / (t + 1): the weights' posterior
+        for the features at hand, free of minibatch noise and of features long gone. For others
+        the longest β, β/2, β/4, … with which the bound on all data does not fall, from β = 1 or
+        what mixed latent GPs allow. The prior correction is averaged over draws of the measurement
+        points. Mixed latent GPs (LinearCoregionalization) with Gaussian noise take O(L³ F³).
 
         :param batches: that together are the data, each row once.
         :param strategy: as for :meth:`minimize`.
@@ -387,10 +386,11 @@ class FunctionalMirrorDescent(tf.Module):
         compiled = self._compiled.polish
         if not isinstance(batches, Collection):
             batches = list(batches)
-        evidence, rows, draws, correction = (0.0, 0.0), 0, 0, (0.0, 0.0)
+        evidence: tuple[Any, ...] = ()
+        rows, draws, correction = 0, 0, (0.0, 0.0)
         for X, Y in batches:
-            part = compiled["evidence"](X, Y)
-            evidence = tuple(a + X.shape[0] * b for a, b in zip(evidence, part, strict=True))
+            parts = tuple(X.shape[0] * part for part in compiled["evidence"](X, Y))
+            evidence = tuple(map(sum, zip(evidence, parts, strict=True))) if evidence else parts
             rows += X.shape[0]
             for _ in range(-(-_POLISH_DRAWS // len(batches)) if self._corrects_prior else 0):
                 draw = compiled["correction"](X, tf.constant([self.seed, -1 - draws]))
@@ -405,19 +405,18 @@ class FunctionalMirrorDescent(tf.Module):
         def fit() -> float:
             return float(sum(X.shape[0] * compiled["fit"](X, Y) for X, Y in batches)) / rows
 
-        self._ascend(prior, (evidence[0] / rows, evidence[1] / rows), fit)
+        self._ascend(prior, tuple(part / rows for part in evidence), fit)
         self._natural_parameters.warn_of_rounding()
 
     def absorb(self, rows: RegressionData, iterations: int | None = None) -> None:
         r"""Bayes' rule for new rows alone: the weights' posterior so far is their prior.
 
         :math:`Λ ← Λ + Φ^\top R^{-1} Φ, θ ← θ + Φ^\top R^{-1} y`, and ``num_data`` grows by the
-        number of rows; old rows are not needed. For Gaussian noise on unmixed latent GPs this is
-        exact: in any chunks and any order the posterior of all rows at once. For others (and
-        :class:`~gpflow.kernels.LinearCoregionalization`, whose latent GPs are independent in q) the
-        new rows' sites are iterated to their fixed point with the old posterior held, and sites of
-        old rows stay (streaming variational Bayes, Broderick et al. 2013; Bui, Nguyen and Turner
-        2017). No iteration lowers the bound.
+        number of rows; old rows are not needed. For Gaussian noise this is exact: in any chunks and
+        any order the posterior of all rows at once (of mixed latent GPs, which are independent in
+        q, the best such posterior for each chunk). For other likelihoods the new rows' sites are
+        iterated to their fixed point with the old posterior held, and sites of old rows stay
+        (streaming variational Bayes, Broderick et al. 2013; Bui, Nguyen and Turner 2017).
 
         It holds for the features, hyperparameters, noise and :attr:`GPNet.scaling` that the old
         rows were absorbed with, so nothing but the weights may have moved since: ``fit`` ends
@@ -467,13 +466,10 @@ class FunctionalMirrorDescent(tf.Module):
             } | {"traced_for": traced_for}
         compiled = self._compiled.absorb
         prior = self._natural_parameters.present()
-        if isinstance(base_likelihood(model.likelihood), _GAUSSIAN) and model.mixing is not None:
-            self._natural_parameters.solve(prior, lambda: compiled["evidence"](X, Y), iterations)
-        else:
-            for _ in range(iterations):
-                evidence = compiled["evidence"](X, Y)
-                if not self._ascend(prior, evidence, lambda: compiled["fit"](X, Y)):
-                    break
+        for _ in range(iterations):
+            evidence = compiled["evidence"](X, Y)
+            if not self._ascend(prior, evidence, lambda: compiled["fit"](X, Y)):
+                break
         self._natural_parameters.warn_of_rounding()
         total = int(X.shape[0]) + seen
         if isinstance(model.num_data, tf.Variable):
@@ -483,27 +479,27 @@ class FunctionalMirrorDescent(tf.Module):
 
     @property
     def _is_exact(self) -> bool:
-        """Whether a natural step with β = 1 on all data is the posterior, wherever it starts."""
-        gaussian = isinstance(base_likelihood(self._model.likelihood), _GAUSSIAN)
-        return gaussian and self._model.mixing is None
+        """Whether sites are Gaussian, so that the best q(w) is known from where it is now."""
+        return isinstance(base_likelihood(self._model.likelihood), (Gaussian, KnownNoise))
 
     def _ascend(
         self,
         prior: tuple[tf.Tensor, tf.Tensor],
-        evidence: tuple[tf.Tensor, tf.Tensor],
+        evidence: tuple[tf.Tensor, ...],
         fit: Callable[[], Any],
     ) -> bool:
-        """The longest step β, β/2, β/4, … to prior times sites that does not lower the bound.
+        """To prior times sites, by the longest step β, β/2, β/4, … that does not lower the bound.
 
-        :param prior: Λ and θ of what q(w) diverges from; evidence: those of the sites.
+        :param prior: Λ and θ of what q(w) diverges from; evidence: :meth:`_evidence`.
         :param fit: the expected log-likelihood, for q(w) as it then is.
         :return: whether the bound rose by more than rounding.
         """
         weights = self._natural_parameters
-        target = prior[0] + evidence[0], prior[1] + evidence[1]
+        sites, coupled = (evidence[0], evidence[1]), evidence[2:]
         if self._is_exact:
-            weights.mix(1.0, *target)
+            weights.jump(prior, sites, *coupled)
             return True
+        target = prior[0] + sites[0], prior[1] + sites[1]
 
         def bound() -> float:
             return float(fit() - weights.divergence(*prior))
@@ -654,12 +650,12 @@ class FunctionalMirrorDescent(tf.Module):
 
     def _whole_evidence(
         self, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Natural parameters of a batch's sites, scaled to all data, features frozen."""
+    ) -> tuple[tf.Tensor, ...]:
+        """:meth:`_evidence` of a batch, scaled to all data."""
         batch = self._model.scaled((X, Y))
         scale = self._model.likelihood_scale(X)
-        precision, shift = replicas.sum(lambda share: self._evidence(*share.of(batch)))
-        return scale * precision, scale * shift
+        parts = replicas.sum(lambda share: self._evidence(*share.of(batch)))
+        return tuple(scale * part for part in parts)
 
     def _whole_fit(self, replicas: Replicas, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
         """A batch's expected log-likelihood, scaled to all data."""
@@ -672,8 +668,11 @@ class FunctionalMirrorDescent(tf.Module):
         mean, variance = self._model.inference_network(X)
         return self._model.expected_log_likelihood(X, mean, variance, Y)
 
-    def _evidence(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Natural parameters of the own sites of scaled rows, features frozen."""
+    def _evidence(self, X: tf.Tensor, Y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Natural parameters of the own sites of scaled rows, features frozen.
+
+        And, where Gaussian noise is on mixed latent GPs, the joint precision [L, F, L, F].
+        """
         model, network = self._model, self._model.inference_network
         rows = network.latent_features(X)
         mean, variance = network.marginals(rows, X)
@@ -681,7 +680,15 @@ class FunctionalMirrorDescent(tf.Module):
             tape.watch([mean, variance])
             loss = -model.expected_log_likelihood(X, mean, variance, Y)
         gradients = tape.gradient(loss, [mean, variance])
-        return Site.from_gradients(network.weights.mean(rows), *gradients).parameters(rows)
+        parameters = Site.from_gradients(network.weights.mean(rows), *gradients).parameters(rows)
+        if model.mixing is None or not self._is_exact:
+            return parameters
+        Fmu, Fvar = model.outputs(X, mean, variance)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(Fvar)
+            loss = -tf.reduce_sum(model.likelihood.variational_expectations(X, Fmu, Fvar, Y))
+        of_outputs = 2.0 * tape.gradient(loss, Fvar)  # [B, P]
+        return *parameters, coupling(rows, model.mixing, of_outputs)
 
     def _correction(
         self, replicas: Replicas, X: tf.Tensor, seed: tf.Tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ __all__ = [
     "NaturalParameters",
     "Site",
     "correction_parameters",
+    "coupling",
     "frozen",
     "longest_step",
     "plus_prior",
@@ -82,6 +82,22 @@ def correction_parameters(
         return precision, tf.zeros_like(precision[..., 0])
     pull = tf.linalg.triangular_solve(prior, tf.transpose(offset)[..., None])
     return precision, -tf.matmul(whitened, share.rows(pull, -2), transpose_a=True)[..., 0]
+
+
+def coupling(features: tf.Tensor, mixing: tf.Tensor, precision: tf.Tensor) -> tf.Tensor:
+    """Precision [L, F, L, F] of all weights together, from f = W g with independent sites.
+
+    :param features: of the latent GPs g, [K, B, F].
+    :param mixing: W [P, L]; precision: of the sites on f, [B, P].
+    """
+    number, (size, width) = mixing.shape[-1], tf.unstack(tf.shape(features)[-2:])
+    features = tf.broadcast_to(features, [number, size, width])
+    pairs = tf.einsum("bp,pl,pm->lmb", precision, mixing, mixing)
+    blocks = [  # one latent GP with all: [L, F, F]
+        tf.matmul(features[latent], pairs[latent][..., None] * features, transpose_a=True)
+        for latent in range(number)
+    ]
+    return tf.transpose(tf.stack(blocks), [0, 2, 1, 3])
 
 
 def longest_step(mixing: tf.Tensor) -> tf.Tensor:
@@ -176,51 +192,35 @@ class NaturalParameters(tf.Module):
             tf.cond(fresh, self._refine_mean, self._factorise)
         self.fingerprint.assign(self._fingerprint())
 
-    def solve(
+    def jump(
         self,
         prior: tuple[tf.Tensor, tf.Tensor],
-        evidence: Callable[[], tuple[tf.Tensor, tf.Tensor]],
-        iterations: int,
+        evidence: tuple[tf.Tensor, tf.Tensor],
+        coupling: tf.Tensor | None = None,
     ) -> None:
-        """The best q(w) for Gaussian sites of mixed latent GPs, whose means depend on each other.
+        """To the best q(w) for Gaussian sites.
 
-        Precisions do not, so that Λ is known at once; the means, of all latent GPs together, come
-        by conjugate gradients, preconditioned with Λ.
-
-        :param prior: Λ and θ of what q(w) diverges from.
-        :param evidence: those of the sites at the present q_mu.
-        :param iterations: at most; each calls ``evidence`` once.
+        :param prior: Λ and θ of what q(w) diverges from; evidence: those of the sites at the
+            present q_mu.
+        :param coupling: precision [L, F, L, F] that the sites give the weights of all latent GPs
+            together, where these are mixed: then the means depend on each other, and precisions
+            do not.
         """
-        precision = prior[0] + evidence()[0]
-        self.mix(1.0, precision, self._times_mean(precision))
-        if frozen(self._network)[0]:
-            return
-
-        def slope() -> tf.Tensor:
-            """Of the bound by the means [L, F]: 0 at the best."""
-            sites = evidence()
-            return prior[1] + sites[1] - self._times_mean(prior[0] + sites[0])
-
-        def preconditioned(vector: tf.Tensor) -> tf.Tensor:
-            root = tf.convert_to_tensor(self._network.q_sqrt)
-            whitened = tf.matmul(root, vector[..., None], transpose_a=True)
-            return tf.matmul(root, whitened)[..., 0]
-
-        mean, left = tf.transpose(self._network.q_mu), slope()
-        direction = preconditioned(left)
-        square = first = tf.reduce_sum(left * direction)
-        for _ in range(iterations):
-            if float(square) <= np.finfo(precision.dtype.as_numpy_dtype).eps * float(first):
-                break
-            self._network.q_mu.assign(tf.transpose(mean + direction))
-            curved = left - slope()
-            length = square / tf.reduce_sum(direction * curved)
-            mean, left = mean + length * direction, left - length * curved
-            towards = preconditioned(left)
-            square, before = tf.reduce_sum(left * towards), square
-            direction = towards + square / before * direction
-        self._network.q_mu.assign(tf.transpose(mean))
-        self.mix(1.0, precision, self._times_mean(precision))
+        precision, shift = prior[0] + evidence[0], prior[1] + evidence[1]
+        mean_stays, _ = frozen(self._network)
+        if coupling is not None:
+            slope = shift - self._times_mean(precision)  # of the bound, by the means
+            number, size = slope.shape
+            own = tf.linalg.LinearOperatorBlockDiag(
+                [tf.linalg.LinearOperatorFullMatrix(part) for part in tf.unstack(prior[0])]
+            ).to_dense()
+            joint = own + tf.reshape(coupling, [number * size, number * size])
+            root = gaussians.cholesky(joint, "the precision of all latent GPs' weights")
+            move = tf.linalg.cholesky_solve(root, tf.reshape(slope, [-1, 1]))
+            if not mean_stays:
+                self._network.q_mu.assign_add(tf.transpose(tf.reshape(move, slope.shape)))
+            shift = self._times_mean(precision)
+        self.mix(1.0, precision, shift)
 
     def divergence(self, precision: tf.Tensor, shift: tf.Tensor) -> tf.Tensor:
         """KL of q(w) from the Gaussian of other natural parameters, nats, up to a constant."""

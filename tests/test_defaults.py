@@ -168,3 +168,55 @@ def test_values_that_are_not_finite_are_named_at_once(rng, which):
     (X if which == "X" else Y)[3] = np.nan
     with pytest.raises(ValueError, match=f"{which} has NaN or infinite values in 1 rows.* row 3"):
         gpn.defaults(gpflow.kernels.SquaredExponential(), X, Y)
+
+
+@pytest.mark.parametrize("wrap", [lambda base: base, gpn.likelihoods.MissingTargets])
+def test_the_index_of_a_switched_likelihood_is_no_output(rng, wrap):
+    X, Y = make_data(rng, 20)
+    Y = np.concatenate([Y / 100.0, np.arange(20.0)[:, None] % 2], axis=1)
+    likelihood = wrap(gpflow.likelihoods.SwitchedLikelihood([Gaussian(0.1), StudentT(0.3)]))
+    recipe = gpn.defaults(gpflow.kernels.SquaredExponential(), X, Y, likelihood=likelihood)
+    recipe.fit(seconds=0.1, progress=False)
+    assert recipe.model.num_latent_gps == 1
+    mean, variance = recipe.model.predict_f(X)
+    density = recipe.likelihood.predict_log_density(X, mean, variance, Y)
+    assert recipe.model.predict_log_density((X, Y)).shape == density.shape
+
+
+def test_mixed_latent_gps_keep_the_kernel_they_were_given(rng, small):
+    X, Y = make_data(rng, 20)
+    kernels = [gpflow.kernels.SquaredExponential(lengthscales=0.4) for _ in range(2)]
+    kernel = gpflow.kernels.LinearCoregionalization(kernels, W=np.eye(2))
+    recipe = gpn.defaults(kernel, X, np.tile(Y, 2))
+    assert recipe.kernel.trainable_variables
+    for each in recipe.kernel.kernels:
+        np.testing.assert_allclose(each.lengthscales, 0.4)
+
+
+@pytest.mark.parametrize("settled", ["frozen", "prior"])
+def test_rows_that_choose_the_network_are_not_trained_on(rng, small, monkeypatch, settled):
+    """Not even where training needs no rows of its own for the noise."""
+    X, Y = make_data(rng, 1000)
+    likelihood = Gaussian(0.01)
+    if settled == "frozen":
+        gpflow.set_trainable(likelihood, False)
+    else:
+        likelihood.variance.prior = tfp.distributions.LogNormal(np.float64(-4.0), np.float64(1.0))
+    recipe = gpn.defaults(gpflow.kernels.SquaredExponential(), X, Y, likelihood=likelihood)
+    rows = []
+    monkeypatch.setattr(
+        MODULE.Recipe,
+        "_train",
+        lambda self, candidate, data, *_: rows.append(len(data[0])) or _stop(),
+    )
+    with pytest.raises(_StopError):
+        recipe.fit(progress=False)
+    assert rows == [900]
+
+
+class _StopError(Exception):
+    pass
+
+
+def _stop():
+    raise _StopError

@@ -210,3 +210,107 @@ def test_what_cannot_be_absorbed_is_refused(rng):
     with pytest.raises(ValueError, match="both are frozen"):
         optimizer.absorb((X, Y))
     assert model.num_data == 40
+
+
+def mixed(W, likelihood, num_data):
+    """Latent GPs of different lengthscales, and no correction to draw."""
+    kernels = [RBF(1.0, 0.5 + 0.2 * latent) for latent in range(W.shape[1])]
+    kernel = gpflow.kernels.LinearCoregionalization(kernels, W=W)
+    network = gpn.InducingFeatures(kernel, np.linspace(-2, 2, 7)[:, None])
+    model = gpn.GPNet(kernel, likelihood, network, num_latent_gps=W.shape[1], num_data=num_data)
+    gpflow.set_trainable(model, False)
+    gpflow.set_trainable(network.q_mu, True)
+    gpflow.set_trainable(network.q_sqrt, True)
+    return model
+
+
+@pytest.mark.parametrize("latents", [2, 3, 6])
+def test_mixed_latent_gps_absorb_the_means_of_their_joint_posterior(rng, latents):
+    """One alike for all would overshoot as many times as there are latent GPs."""
+    X, _ = make_data(rng)
+    W = np.ones([2, latents]) + 0.1 * rng.normal(size=[2, latents])
+    Y = np.concatenate([np.sin(3 * X), X], axis=1) + 0.2 * rng.normal(size=[len(X), 2])
+    model = mixed(W, Gaussian(0.04), len(X))
+    optimizer = gpn.FunctionalMirrorDescent()
+    optimizer.build(model)
+    optimizer.absorb((X, Y))
+    features = model.inference_network.features(X).numpy()  # [L, N, F]
+    size = features.shape[-1]
+    whole = np.concatenate(
+        [np.concatenate([w * phi for w, phi in zip(row, features, strict=True)], 1) for row in W]
+    )
+    precision = np.eye(latents * size) + whole.T @ whole / 0.04
+    mean = np.linalg.solve(precision, whole.T @ Y.T.ravel() / 0.04).reshape(latents, size)
+    np.testing.assert_allclose(model.inference_network.q_mu, mean.T, atol=1e-8)
+    root = model.inference_network.q_sqrt.numpy()
+    for latent in range(latents):
+        own = slice(latent * size, (latent + 1) * size)
+        cov = np.linalg.inv(precision[own, own])
+        np.testing.assert_allclose(root[latent] @ root[latent].T, cov, atol=1e-8)
+    # The exact posterior's mean of the outputs, from wherever steps have led.
+    gpn.fit(model, (X, Y), num_steps=2, batch_size=15, seed=0, progress=False)
+    again = mixed(W, Gaussian(0.04), len(X))
+    gpn.fit(again, (X, Y), num_steps=1, batch_size=40, seed=0, progress=False)
+    np.testing.assert_allclose(model.predict_f(X)[0], again.predict_f(X)[0], atol=1e-8)
+    np.testing.assert_allclose(model.inference_network.q_mu, mean.T, atol=1e-8)
+
+
+def test_mixed_latent_gps_whose_mean_is_frozen_absorb_the_covariance_alone(rng):
+    X, Y = make_data(rng)
+    model, free = (mixed(np.ones([1, 3]), Gaussian(0.04), len(X)) for _ in range(2))
+    gpflow.set_trainable(model.inference_network.q_mu, False)
+    for each in (model, free):
+        optimizer = gpn.FunctionalMirrorDescent()
+        optimizer.build(each)
+        optimizer.absorb((X, Y))
+    assert not model.inference_network.q_mu.numpy().any()
+    roots = [each.inference_network.q_sqrt.numpy() for each in (model, free)]
+    np.testing.assert_allclose(*roots, atol=1e-9)
+
+
+def test_absorbing_counts_through_mixed_latent_gps_never_lowers_the_bound(rng):
+    data = make_data(rng, kind=Poisson)
+    model = mixed(np.ones([1, 6]), Poisson(), len(data[0]))
+    optimizer = gpn.FunctionalMirrorDescent()
+    optimizer.build(model)
+    optimizer.absorb(data, iterations=1)
+    bounds = [float(model.elbo(data))]
+    for iterations in (5, 50):
+        again = mixed(np.ones([1, 6]), Poisson(), len(data[0]))
+        optimizer = gpn.FunctionalMirrorDescent()
+        optimizer.build(again)
+        optimizer.absorb(data, iterations=iterations)
+        bounds.append(float(again.elbo(data)))
+    start = float(mixed(np.ones([1, 6]), Poisson(), len(data[0])).elbo(data))
+    assert start < bounds[0] < bounds[1] <= bounds[2]
+    # The best that full-batch natural steps find.
+    trained = mixed(np.ones([1, 6]), Poisson(), len(data[0]))
+    settings = {"num_steps": 100, "batch_size": len(data[0]), "seed": 0, "progress": False}
+    gpn.fit(trained, data, optimizer=gpn.FunctionalMirrorDescent(0.15), **settings)
+    assert bounds[2] > float(trained.elbo(data)) - 0.1
+
+
+@pytest.mark.parametrize(
+    "noise, latents, steps", [(Gaussian(0.01), 6, 30), (None, 2, 3)], ids=["mixed", "noise varies"]
+)
+def test_polishing_never_lowers_the_bound(rng, noise, latents, steps):
+    """A full natural step does, from latent GPs that overshoot or are far from their optimum."""
+    X, Y = make_data(rng, 60)
+    if noise is None:
+        Y = np.sin(2 * X) + np.exp(np.sin(2 * X) - 1.0) * rng.normal(size=X.shape)
+    ends = []
+    for polish in (False, True):
+        if noise is None:
+            model = gpn.GPNet(
+                kernel := RBF(),
+                gpflow.likelihoods.HeteroskedasticTFPConditional(),
+                gpn.InducingFeatures(kernel, X[:20], num_latent_gps=2),
+                num_latent_gps=2,
+                num_data=len(X),
+            )
+        else:
+            model = mixed(np.ones([1, latents]), noise, len(X))
+        settings = {"batch_size": 10, "seed": 0, "progress": False, "polish": polish}
+        gpn.fit(model, (X, Y), num_steps=steps, **settings)
+        ends.append(float(model.elbo((X, Y))))
+    assert ends[1] >= ends[0]

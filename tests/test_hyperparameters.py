@@ -4,6 +4,7 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 from gpflow.likelihoods import Gaussian
 
 import gpflow_gpnet as gpn
@@ -138,3 +139,44 @@ def test_values_that_are_not_finite_are_named(rng, which):
     data = (bad, Y) if which == "X" else (X, bad)
     with pytest.raises(ValueError, match=f"{which} has NaN or infinite values in 1 rows.* row 2"):
         gpn.fit_hyperparameters(RBF(), Gaussian(), data)
+
+
+def test_outputs_that_share_a_kernel_or_have_their_own(rng):
+    X, Y = make_data(rng)
+    Y = np.concatenate([Y, np.cos(X) + 0.2 * rng.normal(size=X.shape)], axis=1)
+    shared, direct = gpflow.kernels.SharedIndependent(RBF(), 2), RBF()
+    noises = [Gaussian(), Gaussian()]
+    for kernel, noise in zip((shared, direct), noises, strict=True):
+        gpn.fit_hyperparameters(kernel, noise, (X, Y))
+    np.testing.assert_allclose(shared.kernel.lengthscales, direct.lengthscales)
+    np.testing.assert_allclose(noises[0].variance, noises[1].variance)
+    separate = gpflow.kernels.SeparateIndependent([RBF(), gpflow.kernels.Matern52()])
+    noise = Gaussian(0.05)
+    gpflow.set_trainable(noise, False)
+    mean_function = gpflow.mean_functions.Constant(np.array([3.0, 0.0]))
+    gpflow.set_trainable(mean_function, False)
+    gpn.fit_hyperparameters(separate, noise, (X, Y), mean_function=mean_function)
+    for output, alone in enumerate((RBF(), gpflow.kernels.Matern52())):
+        about = Y[:, [output]] - (3.0, 0.0)[output]
+        gpn.fit_hyperparameters(alone, noise, (X, about))
+        fitted = separate.kernels[output].lengthscales
+        np.testing.assert_allclose(fitted, alone.lengthscales, rtol=1e-2)
+    with pytest.raises(ValueError, match="Y has 1 columns, but the kernel has 2 outputs"):
+        gpn.fit_hyperparameters(separate, noise, (X, Y[:, :1]))
+    mixed = gpflow.kernels.LinearCoregionalization([RBF()], W=np.ones([2, 1]))
+    with pytest.raises(TypeError, match="got LinearCoregionalization: fit its parts"):
+        gpn.fit_hyperparameters(mixed, noise, (X, Y))
+
+
+def test_a_prior_counts_once_however_many_outputs_share_it(rng):
+    X, Y = make_data(rng)
+    Y, noises = np.tile(Y, 2), [Gaussian(), Gaussian()]
+    for noise in noises:
+        noise.variance.prior = tfp.distributions.LogNormal(np.float64(-6.0), np.float64(0.3))
+    kernel = RBF(1.0, 0.5)
+    gpflow.set_trainable(kernel, False)
+    for each, noise in zip(
+        (gpflow.kernels.SeparateIndependent([kernel, kernel]), kernel), noises, strict=True
+    ):
+        gpn.fit_hyperparameters(each, noise, (X, Y))
+    np.testing.assert_allclose(noises[0].variance, noises[1].variance, rtol=1e-4)

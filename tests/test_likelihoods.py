@@ -289,3 +289,44 @@ def test_gpflows_ordinal_is_refused_where_it_is_nan() -> None:
     model = make_model(gpflow.likelihoods.Ordinal(np.array([-1.0, 0.5])), 6)
     with pytest.raises(ValueError, match=r"use gpflow_gpnet\.likelihoods\.Ordinal"):
         model.elbo((X, np.ones((6, 1))))
+
+
+@pytest.mark.parametrize("name", ["MultiClass", "Softmax", "Switched"])
+def test_weights_left_out_score_one_observation_each(rng, name):
+    """Of likelihoods with other columns of targets than latent GPs; training wants them."""
+    X = rng.uniform(-2, 2, size=(12, 1))
+    labels = rng.integers(0, 3, size=(12, 1))
+    base, latents, Y = {
+        "MultiClass": (gpflow.likelihoods.MultiClass(3), 3, labels),
+        "Softmax": (gpflow.likelihoods.Softmax(3), 3, labels),
+        "Switched": (
+            gpflow.likelihoods.SwitchedLikelihood(
+                [gpflow.likelihoods.Gaussian(0.1), gpflow.likelihoods.StudentT(0.3)]
+            ),
+            1,
+            np.concatenate([np.sin(X), labels % 2], axis=1),
+        ),
+    }[name]
+    kernel = gpflow.kernels.SquaredExponential()
+    network = gpn.InducingFeatures(kernel, X[:4], num_latent_gps=latents)
+    model = gpn.GPNet(kernel, Weighted(base), network, num_latent_gps=latents, num_data=12)
+    plain = gpn.GPNet(kernel, base, network, num_latent_gps=latents, num_data=12)
+    ours, theirs = (each.predict_log_density((X, Y)) for each in (model, plain))
+    if name == "Softmax":  # by sampling
+        assert ours.shape == theirs.shape == (12,)
+    else:
+        np.testing.assert_allclose(ours, theirs)
+    with pytest.raises(ValueError, match=f"Y has {Y.shape[1]} columns, but Weighted needs"):
+        gpn.fit(model, (X, Y), num_steps=1, progress=False)
+    assert np.isfinite(model.elbo((X, Y, np.ones(12))))
+
+
+def test_switched_likelihoods_need_a_target_for_each_output():
+    likelihood = gpflow.likelihoods.SwitchedLikelihood([gpflow.likelihoods.Gaussian(0.1)] * 2)
+    X = np.linspace(0, 1, 5)[:, None]
+    kernel = gpflow.kernels.SquaredExponential()
+    network = gpn.RFE(kernel, 1, 5, num_latent_gps=2)
+    model = gpn.GPNet(kernel, likelihood, network, num_latent_gps=2, num_data=5)
+    with pytest.raises(ValueError, match="SwitchedLikelihood needs 3: a target for each"):
+        model.elbo((X, np.tile(np.zeros_like(X), 2)))
+    assert np.isfinite(model.elbo((X, np.tile(np.zeros_like(X), 3))))

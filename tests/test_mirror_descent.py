@@ -7,6 +7,7 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 from gpflow.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 
 import gpflow_gpnet as gpn
@@ -455,7 +456,6 @@ def test_checkpoint_holds_the_whole_state(rng, tmp_path):
 
 def test_prior_counts_once(rng):
     """A prior on a shared Parameter enters the loss once."""
-    import tensorflow_probability as tfp
 
     data = make_data(rng)
     losses = []
@@ -579,3 +579,75 @@ def test_frozen_weights_stay_under_natural_steps(rng, frozen):
         step(model)
         np.testing.assert_array_equal(network.q_sqrt[0], np.eye(8))
         np.testing.assert_allclose(network.q_mu, exact.inference_network.q_mu, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num", [40, 1000])
+def test_a_prior_of_the_noise_is_heard_however_many_the_rows(rng, num):
+    X = rng.uniform(-2, 2, size=(num, 1))
+    Y = np.sin(2 * X) + 0.5 * rng.normal(size=X.shape)
+    likelihood, kernel = Gaussian(0.01), gpflow.kernels.SquaredExponential()
+    prior = tfp.distributions.LogNormal(np.float64(np.log(0.01)), np.float64(0.001))
+    likelihood.variance.prior = prior
+    model = gpn.GPNet(kernel, likelihood, gpn.RFE(kernel, 1, 5), num_data=num)
+    gpn.fit(model, (X, Y), num_steps=40, seed=0, progress=False)
+    np.testing.assert_allclose(likelihood.variance, 0.01, rtol=0.05)
+
+
+@pytest.mark.parametrize("noise", ["training", "held-out"])
+def test_noise_that_would_not_hear_its_prior_is_refused(noise):
+    likelihood, kernel = Gaussian(0.01), gpflow.kernels.SquaredExponential()
+    likelihood.variance.prior = tfp.distributions.Gamma(np.float64(2.0), np.float64(3.0))
+    model = gpn.GPNet(kernel, likelihood, gpn.RFE(kernel, 1, 5), num_data=20)
+    optimizer = gpn.FunctionalMirrorDescent(noise=noise)
+    with pytest.raises(ValueError, match=f'noise="{noise}" follows .* would ignore the prior'):
+        optimizer.build(model)
+    gpflow.set_trainable(likelihood, False)
+    optimizer.build(model)  # nothing to follow
+
+
+def test_gradient_steps_take_each_outputs_own_noise(rng):
+    """Two outputs with noises of their own against a model of each alone."""
+    X = rng.uniform(-2, 2, size=(10, 1))
+    Y = np.concatenate([np.sin(X), np.cos(X)], axis=1)
+    kernel, noises = gpflow.kernels.SquaredExponential(), (0.1, 1.0)
+    gpflow.set_trainable(kernel, False)
+
+    def trained(noise, Y):
+        likelihood = Gaussian(variance=noise)
+        gpflow.set_trainable(likelihood, False)
+        network = gpn.RFE(kernel, 1, 5, "diag", num_latent_gps=Y.shape[1])
+        gpflow.set_trainable(network.maps, False)
+        model = gpn.GPNet(
+            kernel, likelihood, network, num_latent_gps=Y.shape[1], num_data=10,
+            measurement=X, num_measurement_points=10,
+        )  # fmt: skip
+        optimizer = gpn.FunctionalMirrorDescent(0.5, learning_rate=0.1)
+        for _ in range(3):
+            optimizer.minimize(model, (X, Y))
+        return network.q_mu.numpy()
+
+    together = trained(np.array([noises]), Y)
+    for output, noise in enumerate(noises):
+        alone = trained(noise, Y[:, [output]])
+        np.testing.assert_allclose(together[:, [output]], alone, rtol=1e-6)
+
+
+def test_steps_see_a_kernel_that_takes_anothers_place(rng):
+    X = rng.uniform(-2, 2, size=(10, 1))
+    old, new = (gpflow.kernels.SquaredExponential(variance) for variance in (1.0, 3.0))
+    gpflow.set_trainable([old, new], False)
+    losses = []
+    for kernels in ((old, new), (new,)):
+        model = gpn.GPNet(kernels[0], Gaussian(0.1), gpn.RFE(old, 1, 5), num_data=10)
+        optimizer = gpn.FunctionalMirrorDescent(1.0, learning_rate=0.0)
+        if len(kernels) == 2:
+            optimizer.minimize(model, (X, np.sin(X)))
+            network = gpn.RFE(old, 1, 5)
+            network.initialise(X)
+            model.inference_network.q_mu.assign(network.q_mu)
+            model.inference_network.q_sqrt.assign(network.q_sqrt)
+            optimizer.t.assign(0)
+            model.likelihood.variance.assign(0.1)
+            model.kernel = new
+        losses.append(float(optimizer.minimize(model, (X, np.sin(X)))))
+    np.testing.assert_allclose(*losses, rtol=1e-6)

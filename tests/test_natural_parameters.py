@@ -4,9 +4,10 @@ import gpflow
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import gpflow_gpnet as gpn
-from gpflow_gpnet.natural_parameters import NaturalParameters, Site, plus_prior
+from gpflow_gpnet.natural_parameters import NaturalParameters, Site, longest_step, plus_prior
 from gpflow_gpnet.replicas import WHOLE
 
 
@@ -93,3 +94,39 @@ def test_replicas_parts_of_the_prior_add_up(rng):
     whole = plus_prior(precision, WHOLE.number)
     np.testing.assert_allclose(whole, precision + np.eye(3))
     np.testing.assert_allclose(4 * plus_prior(precision / 4.0, 4), whole, rtol=1e-12)
+
+
+def test_longest_step_keeps_mixed_latent_gps_from_overshooting(rng):
+    assert longest_step(tf.eye(3, dtype=tf.float64)) == 1.0
+    np.testing.assert_allclose(longest_step(tf.ones([1, 6], tf.float64)), 1 / 6)
+    for W in rng.normal(size=[5, 2, 4]):
+        columns = W / np.linalg.norm(W, axis=0)
+        largest = np.linalg.eigvalsh(columns.T @ columns).max()
+        assert longest_step(tf.constant(W)) <= 1.0 / largest
+    assert longest_step(tf.zeros([2, 3], tf.float64)) == 1.0
+
+
+def test_divergence_is_that_of_gaussians_up_to_a_constant(network, rng):
+    size = network.q_mu.shape[0]
+    root = rng.normal(size=[2, size, size]) + 3.0 * np.eye(size)
+    precision, shift = root @ np.swapaxes(root, 1, 2), rng.normal(size=[2, size])
+    parameters, differences = NaturalParameters(network), []
+    for _ in range(2):
+        network.q_mu.assign(rng.normal(size=[size, 2]))
+        mean, cov = moments(network)
+        ours = float(parameters.divergence(tf.constant(precision), tf.constant(shift)))
+        theirs = sum(
+            float(
+                tfp.distributions.kl_divergence(
+                    tfp.distributions.MultivariateNormalFullCovariance(mean[latent], cov[latent]),
+                    tfp.distributions.MultivariateNormalFullCovariance(
+                        np.linalg.solve(precision[latent], shift[latent]),
+                        np.linalg.inv(precision[latent]),
+                    ),
+                )
+            )
+            for latent in range(2)
+        )
+        differences.append(ours - theirs)
+        network.q_sqrt.assign(np.tril(rng.normal(size=(2, size, size))) + 2.0 * np.eye(size))
+    np.testing.assert_allclose(*differences, rtol=1e-9)

@@ -174,3 +174,69 @@ def test_parameters_have_one_path() -> None:
     paths = gpflow.utilities.parameter_dict(rfe() + rfe(LONG))
     assert len({id(parameter) for parameter in paths.values()}) == len(paths)
     assert not any("_parts" in path for path in paths)
+
+
+def test_adding_zero_changes_neither_bound_nor_steps() -> None:
+    """The residual that inducing features carry is part of the network's prior in a sum too."""
+    bounds, means = [], []
+    for zero in (False, True):
+        network = gpn.InducingFeatures(SHORT, X[:4])
+        if zero:
+            nothing = gpn.Deterministic(gpflow.functions.Constant(np.zeros(1)))
+            gpflow.set_trainable(nothing, False)
+            network = nothing + network
+        model = gpn.GPNet(SHORT, frozen_gaussian(), network, num_data=len(X))
+        bounds.append(float(model.elbo((X, Y))))
+        optimizer = gpn.FunctionalMirrorDescent(0.5, learning_rate=0.0)
+        for _ in range(2):
+            optimizer.minimize(model, (X, Y))
+        means.append(model.predict_f(XNEW)[0])
+    np.testing.assert_allclose(*bounds, rtol=1e-7)
+    np.testing.assert_allclose(*means, atol=1e-5)
+
+
+def test_correction_of_a_sum_counts_the_residual_of_inducing_features() -> None:
+    kernel = SHORT + LONG
+    network = random_weights(rfe() + gpn.InducingFeatures(LONG, X[:4]))
+    model = gpn.GPNet(kernel, frozen_gaussian(), network, num_data=len(X))
+    points = tf.constant(np.linspace(-1.0, 1.0, 5)[:, None])
+    features = network.latent_features(points)
+    residual = network.residual_covariance(points, features, True)
+    factors = model.prior_factors(points, features, residual)
+    got = float(model.prior_correction(features, factors, None, residual))
+    mean, cov = (moment.numpy() for moment in network(points, full_cov=True))
+    phi = features[0].numpy()
+    nugget = (factors[0][0].numpy() @ factors[0][0].numpy().T - kernel(points))[0, 0]
+    priors = phi @ phi.T + residual[0].numpy(), kernel(points).numpy()
+    wanted = []
+    for prior in priors:
+        prior = prior + nugget * np.eye(5)
+        second = cov[0] + mean @ mean.T
+        wanted.append(np.linalg.slogdet(prior)[1] + np.trace(np.linalg.solve(prior, second)))
+    np.testing.assert_allclose(got, 0.5 * (wanted[1] - wanted[0]), rtol=1e-6)
+
+
+def test_a_sum_represents_the_sum_of_its_parts_kernels_alone() -> None:
+    def inducing(kernel) -> gpn.InducingFeatures:
+        return gpn.InducingFeatures(kernel, X[:4])
+
+    assert inducing(SHORT).represents(SHORT)
+    assert not inducing(SHORT).represents(SquaredExponential())
+    total = inducing(SHORT) + inducing(LONG)
+    assert total.represents(SHORT + LONG) and total.represents(LONG + SHORT)
+    assert not total.represents(SHORT)
+    twice = inducing(SHORT) + inducing(SHORT)
+    assert not twice.represents(SHORT) and twice.represents(SHORT + SHORT)
+    assert not (rfe() + inducing(LONG)).represents(SHORT + LONG)
+
+
+def test_a_part_still_predicts_alone_its_share_of_the_sum() -> None:
+    part = random_weights(rfe())
+    alone = deepcopy(part)
+    total = part + rfe(LONG)
+    assert_same_moments(part, alone)
+    functions = part.sample_functions(3000, tf.constant([0, 1]))(XNEW).numpy()
+    spread = functions[..., 0].std(axis=0)
+    np.testing.assert_allclose(spread, np.sqrt(alone(XNEW)[1][:, 0]), rtol=0.1)
+    total.q_mu.assign(0.0 * total.q_mu)
+    np.testing.assert_allclose(part(XNEW)[0], 0.0)

@@ -357,3 +357,25 @@ def test_diagonal_of_the_prior_at_inducing_inputs_is_the_variance():
 def test_inducing_inputs_must_be_finite():
     with pytest.raises(ValueError, match="Z has NaN or infinite values in 1 rows, the first is"):
         gpn.InducingFeatures(make_kernel(), np.array([[0.0], [np.nan]]))
+
+
+def test_features_follow_the_models_new_kernel_as_svgp_does(rng):
+    X = rng.uniform(-2, 2, size=(20, 1))
+    data, Z = (X, np.sin(2 * X)), X[:6]
+    old, new = (gpflow.kernels.SquaredExponential(v, ls) for v, ls in ((1.0, 0.5), (0.01, 3.0)))
+    model = gpn.GPNet(old, gpflow.likelihoods.Gaussian(0.1), gpn.InducingFeatures(old, Z))
+    svgp = gpflow.models.SVGP(old, gpflow.likelihoods.Gaussian(0.1), Z)
+    optimizer = gpn.FunctionalMirrorDescent(0.5, learning_rate=0.01)
+    model.num_data = svgp.num_data = 20
+    gpflow.set_trainable([old, new], False)
+    optimizer.minimize(model, data)
+    model.inference_network.q_mu.assign(np.zeros([6, 1]))
+    model.inference_network.q_sqrt.assign(np.eye(6)[None])
+    model.kernel = svgp.kernel = new
+    svgp.inducing_variable.Z.assign(model.inference_network.Z)
+    svgp.likelihood = model.likelihood
+    assert model.inference_network.represents(new)
+    bound = float(svgp.elbo(data))
+    np.testing.assert_allclose(model.elbo(data), bound, rtol=1e-6)
+    np.testing.assert_allclose(optimizer.minimize(model, data), -bound, rtol=1e-6)
+    np.testing.assert_allclose(model.predict_f(X + 90.0)[1], 0.01, rtol=1e-3)
