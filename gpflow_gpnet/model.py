@@ -55,6 +55,7 @@ from .measurement import (
 )
 from .observations import predict_mean_and_var, sample_observations
 from .posterior import NetworkPosterior
+from .predictive_density import predictive_log_density
 from .quantiles import predictive_quantiles
 from .replicas import WHOLE, Share
 from .saving import save
@@ -528,7 +529,8 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def predict_log_density(
         self, data: RegressionData, full_cov: bool = False, full_output_cov: bool = False
     ) -> tf.Tensor:
-        """log p(y | data) at each row [batch..., N], nats.
+        """log p(y | data) at each row [batch..., N], nats, how exact see
+        :func:`~gpflow_gpnet.predictive_density.predictive_log_density`.
 
         :param data: X [batch..., N, D] and Y [batch..., N, P]; row data are those of training, or
             left out: weights do not matter here, and noise variances are then 0.
@@ -549,7 +551,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
         def density(X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
             X, Y = self.scaled((X, Y))
-            values = likelihood.predict_log_density(X, *self._predict_scaled_f(X), Y)
+            values = predictive_log_density(likelihood, X, *self._predict_scaled_f(X), Y)
             if self.scaling is None or not self.scaling.scales_targets:
                 return values
             return values + self.scaling.log_jacobian(observed(likelihood, Y)[1])

@@ -7,7 +7,6 @@ the numbers that the float type has: no scale to choose, and exact for integers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,14 @@ from gpflow import likelihoods
 from gpflow.base import AnyNDArray, TensorType
 from gpflow.config import default_float
 from gpflow.likelihoods import Likelihood
-from gpflow.utilities import Dispatcher
-from scipy import optimize, stats
 
-from .likelihoods import KnownNoise
 from .observations import conditional_distribution
+from .quadrature import REACH, average, centred_nodes, columns, hermite, noise_variances
 
 __all__ = ["predictive_quantiles"]
 
 CDF = Callable[[tf.Tensor], tf.Tensor]
 """From y [Q, batch..., N, P] to P(observation ≤ y) of the same shape."""
-
-_REACH = 6.0
-"""Standard deviations of f beyond which its mass, 2e-9, is neglected."""
 
 _GRID_NODES = 600
 """About as many nodes has a grid over several latents."""
@@ -71,7 +65,7 @@ def predictive_quantiles(
         )
     variance = tf.maximum(variance, 0.0)
     level = tf.reshape(level, [-1] + [1] * len(mean.shape))
-    normals = _noise_variances(likelihood, X, mean, variance)
+    normals = noise_variances(likelihood, X, mean, variance)
     if normals is not None:
         mean, variance = mean[..., : normals[1].shape[-1]], variance[..., : normals[1].shape[-1]]
         weights, scale = normals[0], tf.sqrt(variance + normals[1])
@@ -99,46 +93,9 @@ def _checked(levels: Any) -> tf.Tensor:
     return tf.constant(values)
 
 
-# ------------------------------------------------------------------ f integrated out in closed form
-
-_noise_variances: Any = Dispatcher("_noise_variances")
-"""Weights [K] and variances [K, batch..., N, P] of normals whose mixture is y - f; or None."""
-
-
-@_noise_variances.register(Likelihood, object, object, object)
-def _not_normal(likelihood: Likelihood, X: Any, mean: Any, variance: Any) -> None:
-    return None
-
-
-@_noise_variances.register((likelihoods.Gaussian, KnownNoise), object, object, object)
-def _normal(likelihood: Likelihood, X: Any, mean: Any, variance: Any) -> Any:
-    return np.ones(1), likelihood.conditional_variance(X, mean)[None]
-
-
-@_noise_variances.register(likelihoods.StudentT, object, object, object)
-def _student_t(likelihood: likelihoods.StudentT, X: Any, mean: Any, variance: Any) -> Any:
-    """Student's t with ν degrees: variance scale² / u, u ~ Gamma(ν / 2, ν / 2)."""
-    weights, precision = _gamma_nodes(0.5 * float(likelihood.df))
-    noise = tf.square(likelihood._scale(X)) * tf.ones_like(mean)
-    return weights, noise / tf.cast(_columns(precision, noise), noise.dtype)
-
-
-@_noise_variances.register(likelihoods.HeteroskedasticTFPConditional, object, object, object)
-def _heteroskedastic(
-    likelihood: likelihoods.HeteroskedasticTFPConditional, X: Any, mean: Any, variance: Any
-) -> Any:
-    """The location is the first latent, the noise is a function of the second."""
-    nodes, weights = _hermite(64)
-    steps = tf.constant([0.0, 1.0], mean.dtype) * tf.cast(_columns(nodes, mean), mean.dtype)
-    conditional = likelihood.conditional_distribution(mean + tf.sqrt(variance) * steps)
-    if not isinstance(conditional, tfp.distributions.Normal):
-        return None
-    return weights, tf.square(conditional.scale)
-
-
 def _normal_mixture_cdf(weights: AnyNDArray, mean: tf.Tensor, scale: tf.Tensor) -> CDF:
     components = tfp.distributions.Normal(mean, scale[:, None])
-    return lambda y: _average(weights, components.cdf(y))
+    return lambda y: average(weights, components.cdf(y))
 
 
 # ------------------------------------------------------------------ f integrated out by quadrature
@@ -150,15 +107,15 @@ def _scalar_cdf(likelihood: Likelihood, X: TensorType, mean: tf.Tensor, scale: t
     As a function of f the CDF of p(y | f) may be a step, where the noise is small, which nodes that
     do not know y would miss.
     """
-    offsets, weights = _centred_nodes()
+    offsets, weights = centred_nodes()
 
     def conditional_cdf(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
         return _cdf(conditional_distribution(likelihood, X, mean + scale * z), y)
 
     def cdf(y: tf.Tensor) -> tf.Tensor:
         centre = _median_crossing(lambda z: conditional_cdf(y, z), tf.zeros_like(y))
-        z = centre + tf.cast(_columns(offsets, y), y.dtype)
-        density = tf.cast(_columns(weights, y), y.dtype) * tf.exp(-0.5 * tf.square(z))
+        z = centre + tf.cast(columns(offsets, y), y.dtype)
+        density = tf.cast(columns(weights, y), y.dtype) * tf.exp(-0.5 * tf.square(z))
         total = tf.reduce_sum(density, axis=0)
         return tf.reduce_sum(density * conditional_cdf(y[None], z), axis=0) / total
 
@@ -167,7 +124,7 @@ def _scalar_cdf(likelihood: Likelihood, X: TensorType, mean: tf.Tensor, scale: t
 
 def _median_crossing(function: CDF, centre: tf.Tensor) -> tf.Tensor:
     """Where a monotone function within reach of 0 crosses 1/2, else an end; by bisection."""
-    low, high = centre - _REACH, centre + _REACH
+    low, high = centre - REACH, centre + REACH
     falling = function(low) >= function(high)
 
     def body(low: tf.Tensor, high: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -182,63 +139,18 @@ def _median_crossing(function: CDF, centre: tf.Tensor) -> tf.Tensor:
 def _grid_cdf(likelihood: Likelihood, X: TensorType, mean: tf.Tensor, scale: tf.Tensor) -> CDF:
     """Gauss-Hermite quadrature over all L latents at once."""
     latents = mean.shape[-1]
-    nodes, weights = _hermite(max(6, int(_GRID_NODES ** (1.0 / latents))))
+    nodes, weights = hermite(max(6, int(_GRID_NODES ** (1.0 / latents))))
     grid = np.stack(np.meshgrid(*[nodes] * latents, indexing="ij"), -1).reshape(-1, latents)
     weights = np.prod(np.meshgrid(*[weights] * latents, indexing="ij"), axis=0).ravel()
     z = tf.reshape(tf.cast(grid, mean.dtype), [len(grid)] + [1] * len(mean.shape[:-1]) + [latents])
     conditional = conditional_distribution(likelihood, X, (mean + scale * z)[:, None])
-    return lambda y: _average(weights, _cdf(conditional, y[None]))
+    return lambda y: average(weights, _cdf(conditional, y[None]))
 
 
 def _cdf(distribution: Any, y: tf.Tensor) -> tf.Tensor:
     if distribution.dtype.is_integer:  # the cast to which rounds towards 0 and may overflow
         y = tf.clip_by_value(tf.floor(y), -(2.0**30), 2.0**30)
     return tf.cast(distribution.cdf(y), y.dtype)
-
-
-# ------------------------------------------------------------------ nodes and weights
-
-
-def _columns(values: AnyNDArray, like: tf.Tensor) -> AnyNDArray:
-    """[K] as [K, 1, ..., 1], one axis more than a tensor has."""
-    return values.reshape([-1] + [1] * len(like.shape))
-
-
-def _average(weights: AnyNDArray, values: tf.Tensor) -> tf.Tensor:
-    return tf.tensordot(tf.cast(weights, values.dtype), values, 1)
-
-
-def _hermite(number: int) -> tuple[AnyNDArray, AnyNDArray]:
-    """Nodes and weights of expectations under N(0, 1)."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(number)
-    return nodes, weights / weights.sum()
-
-
-@lru_cache
-def _gamma_nodes(shape: float) -> tuple[AnyNDArray, AnyNDArray]:
-    """Weights and nodes of Gamma(shape, shape): equal steps in the logarithm."""
-    gamma = stats.gamma(shape, scale=1.0 / shape)
-    low, high = np.log(gamma.ppf(1e-13)), np.log(gamma.isf(1e-15))
-    nodes = np.linspace(low, high, int((high - low) / (0.35 * min(1.0, shape**-0.5))))
-    weights = np.exp(gamma.logpdf(np.exp(nodes)) + nodes)
-    return weights / weights.sum(), np.exp(nodes)
-
-
-@lru_cache
-def _centred_nodes() -> tuple[AnyNDArray, AnyNDArray]:
-    """Nodes about 0 and the distances between them, for trapezoidal integration.
-
-    Equal steps of asinh(z / ε) + z / κ: distances grow with |z|, from ε to κ times the step.
-    """
-    step, smallest, largest, reach = 0.35, 1e-3, 3.0, 2.0 * _REACH
-
-    def position(z: float) -> float:
-        return float(np.arcsinh(z / smallest) + z / largest)
-
-    half = np.arange(0.0, position(reach), step)
-    right = np.array([optimize.brentq(lambda z, t=t: position(z) - t, 0.0, reach) for t in half])
-    nodes = np.concatenate([-right[:0:-1], right])
-    return nodes, 1.0 / (1.0 / np.hypot(smallest, nodes) + 1.0 / largest)
 
 
 # ------------------------------------------------------------------ search for the quantile
