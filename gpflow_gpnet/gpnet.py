@@ -30,7 +30,9 @@ class GPNet(InferenceNetworkModel):
 
     * for networks linear in their weights: the weights' own, plus
       :math:`E_q[\log p_φ(f_M) - \log p(f_M)]` at M measurement points, which corrects for features
-      that do not reproduce the kernel and vanishes where they do;
+      that do not reproduce the kernel and vanishes where they do (p_φ: the prior that the network
+      has, residual covariance included). Where they do it is a bound; else M points see only part
+      of the difference, and few features can lie above the evidence;
     * for all others: that of the function values at the batch and the measurement points. It is
       then a bound only where these include all training inputs, and not additive over batches.
 
