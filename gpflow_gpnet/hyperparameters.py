@@ -83,7 +83,9 @@ def fit_hyperparameters(
     variables = [each.unconstrained_variable for each in parameters.values()]
 
     def loss() -> tf.Tensor:
-        priors = [each.log_prior_density() for each in parameters.values() if each.prior]
+        priors = [
+            each.log_prior_density() for each in parameters.values() if each.prior is not None
+        ]
         return -tf.add_n([model.log_marginal_likelihood() for model in models] + priors)
 
     Scipy().minimize(loss, variables, options={"maxiter": max_iterations})
