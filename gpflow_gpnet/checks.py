@@ -238,6 +238,8 @@ def check_columns(model: GPModel, Y: Any) -> None:
                 f"{outputs} of targets and then {likelihood.row_data}: pass data as (X, Y, "
                 f"{likelihood.row_data})."
             )
+    elif isinstance(base_likelihood(likelihood), (likelihoods.MultiClass, likelihoods.Softmax)):
+        return  # of labels check_targets says more
     elif isinstance(base_likelihood(likelihood), SwitchedLikelihood) and Y.shape[-1] != outputs:
         raise ValueError(
             f"Y has {Y.shape[-1]} columns, but SwitchedLikelihood needs {outputs}: a target for "
