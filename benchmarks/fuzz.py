@@ -557,7 +557,7 @@ def _check_posterior(case: Case, model: Any, data: tuple[Any, ...]) -> bool:
     """
     natural = case.training == "natural" and getattr(model.optimizer, "takes_natural_steps", False)
     network = model.inference_network
-    corrected = natural and case.prior_correction and not network.matches_prior
+    corrected = natural and case.prior_correction and not network.represents(model.kernel)
     if not natural or corrected or case.likelihood not in _GAUSSIAN:
         return False
     X, Y = model.scaled(model.checked(data))

@@ -218,10 +218,11 @@ def scores(
 def _predict(model: Any, X: AnyNDArray, Y: AnyNDArray) -> tuple[AnyNDArray, AnyNDArray]:
     """Predictive mean [N, 1] and log densities [N]."""
     mean, _ = model.predict_y(X)
-    if isinstance(model, GPModel) and not isinstance(model, InferenceNetworkModel):
+    if getattr(type(model), "predict_log_density", None) is GPModel.predict_log_density:
         # GPflow's own are not exact where noise is narrow; all models are scored alike.
         X, Y = to_tensors((X, Y), model.likelihood)
-        densities = predictive_log_density(model.likelihood, X, *model.predict_f(X), Y)
+        Fmu, Fvar = model.predict_f(X)
+        densities = predictive_log_density(model.likelihood, X, Fmu, Fvar, Y)
     else:
         densities = model.predict_log_density((X, Y))
     return np.asarray(mean), np.asarray(densities)

@@ -22,7 +22,7 @@ from .checks import check_finite, check_shape, check_targets, to_tensors
 from .fit import fit
 from .gpnet import GPNet
 from .history import History
-from .hyperparameters import fit_from_starts, has_marginals
+from .hyperparameters import fit_from_starts, has_independent_outputs
 from .inference_networks import (
     RFE,
     AdaptiveBasis,
@@ -149,7 +149,7 @@ def defaults(
     check_finite("X", data[0].numpy())
     if not isinstance(likelihood, RowDataLikelihood):
         check_targets(likelihood, data[1].numpy())
-    if isinstance(base_likelihood(likelihood), Gaussian) and has_marginals(kernel):
+    if isinstance(base_likelihood(likelihood), Gaussian) and has_independent_outputs(kernel):
         fit_from_starts(
             kernel,
             likelihood,

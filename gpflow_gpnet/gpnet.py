@@ -87,9 +87,8 @@ class GPNet(InferenceNetworkModel):
             return objective
         points = self.correction_points(X)
         features = network.latent_features(points)
-        residual = network.residual_covariance(points, features, full_cov=True)
-        factors = self.prior_factors(points, features, residual)
-        correction = self.prior_correction(features, factors, network.offset(points), residual)
+        factors = self.prior_factors(points, features)
+        correction = self.prior_correction(features, factors, network.offset(points))
         return objective - correction / share.number
 
     @check_shapes("X: [B, D]", "return: [M, D]")
@@ -102,26 +101,24 @@ class GPNet(InferenceNetworkModel):
         "features: [K, M, F]",
         "factors[0]: [L, M, M]",
         "factors[1]: [K, M, M]",
+        "factors[2]: [K, M, M]",
         "offset: [M, L]",
-        "residual: [K, M, M]",
         "return: []",
     )
     def prior_correction(
         self,
         features: tf.Tensor,
-        factors: tuple[tf.Tensor, tf.Tensor],
+        factors: tuple[tf.Tensor, tf.Tensor, tf.Tensor | None],
         offset: tf.Tensor | None = None,
-        residual: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """E_q[log p_φ(f_M) - log p(f_M)], nats: what weight space misses of KL[q ‖ p].
 
         :param features: φ of the M points; K is L, or 1 where latent GPs share features.
         :param factors: :meth:`prior_factors` of the M points.
         :param offset: the network's offset there, about which p_φ lies.
-        :param residual: the network's covariance there that its features do not carry.
         """
         weights = self.inference_network.weights
-        prior, features_prior = factors
+        prior, features_prior, residual = factors
         mean = tf.transpose(weights.mean(features))
         if offset is not None:
             offset = tf.transpose(offset)
@@ -133,28 +130,33 @@ class GPNet(InferenceNetworkModel):
     @check_shapes(
         "points: [M, D]",
         "features: [K, M, F]",
-        "residual: [K, M, M]",
         "return[0]: [L, M, M]",
         "return[1]: [K, M, M]",
+        "return[2]: [K, M, M]",
     )
     def prior_factors(
-        self, points: TensorType, features: tf.Tensor, residual: tf.Tensor | None = None
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Cholesky factors of the model's and of the network's prior at M points.
+        self, points: TensorType, features: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """Cholesky factors of the model's and of the network's prior at M points, and the residual.
 
-        The network's is ΦΦᵀ + residual. Both have the same nugget, so that it cancels where the
-        network reproduces the kernel.
+        The network's is ΦΦᵀ + residual, what its features do not carry, or None. Both have the same
+        nugget, so that it cancels where the network reproduces the kernel.
 
         :raises tf.errors.InvalidArgumentError: if either is not positive definite.
         """
         prior = self.prior_covariance(points)
         jitter = gaussians.nugget(prior)
         features_prior = tf.matmul(features, features, transpose_b=True)
+        residual = self.inference_network.residual_covariance(points, features, full_cov=True)
         if residual is not None:
             features_prior += residual
-        return gaussians.cholesky(
-            gaussians.add_diagonal(prior, jitter), "the prior at the measurement points"
-        ), gaussians.cholesky(
-            gaussians.add_diagonal(features_prior, jitter[: tf.shape(features)[0]]),
-            "the features' prior at the measurement points",
+        return (
+            gaussians.cholesky(
+                gaussians.add_diagonal(prior, jitter), "the prior at the measurement points"
+            ),
+            gaussians.cholesky(
+                gaussians.add_diagonal(features_prior, jitter[: tf.shape(features)[0]]),
+                "the features' prior at the measurement points",
+            ),
+            residual,
         )

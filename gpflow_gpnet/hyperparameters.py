@@ -27,7 +27,7 @@ from .latent_prior import latent_kernels
 from .likelihoods import base_likelihood
 from .spectral import active_columns, kernel_leaves
 
-__all__ = ["fit_from_starts", "fit_hyperparameters", "has_marginals"]
+__all__ = ["fit_from_starts", "fit_hyperparameters", "has_independent_outputs"]
 
 _NO_NOISE = 1e-5
 """Of scaled targets; GPflow's least variance is 1e-6."""
@@ -64,7 +64,7 @@ def fit_hyperparameters(
     likelihood = base_likelihood(likelihood)
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
-    if not has_marginals(kernel):
+    if not has_independent_outputs(kernel):
         raise TypeError(
             "kernel must be that of one output, SharedIndependent or SeparateIndependent, got "
             f"{type(kernel).__name__}: fit its parts, or start training from values of your own."
@@ -78,7 +78,7 @@ def fit_hyperparameters(
     if not whole.size:
         raise ValueError(f"Y of shape {Y.shape} has no row without NaN.")
     rows = np.random.default_rng(seed).permutation(whole)[:num_points]
-    models = _marginals(kernel, (X[rows], Y[rows]), mean_function, likelihood)
+    models = _exact_models(kernel, (X[rows], Y[rows]), mean_function, likelihood)
     parameters = {id(each): each for model in models for each in model.trainable_parameters}
     variables = [each.unconstrained_variable for each in parameters.values()]
 
@@ -94,13 +94,13 @@ def fit_hyperparameters(
             _keep_resolvable(leaf, X[rows])
 
 
-def has_marginals(kernel: Kernel) -> bool:
+def has_independent_outputs(kernel: Kernel) -> bool:
     """Whether outputs have independent GPs of the kernel, or of a kernel each."""
     independent = isinstance(kernel, (SharedIndependent, SeparateIndependent))
     return independent or not isinstance(kernel, MultioutputKernel)
 
 
-def _marginals(
+def _exact_models(
     kernel: Kernel, data: Any, mean_function: MeanFunction | None, likelihood: Likelihood
 ) -> list[GPR]:
     """Exact GPs that together are that of all outputs."""

@@ -396,11 +396,11 @@ class FunctionalMirrorDescent(tf.Module):
                 draw = compiled["correction"](X, tf.constant([self.seed, -1 - draws]))
                 correction = tuple(a + b for a, b in zip(correction, draw, strict=True))
                 draws += 1
-        zero = tf.zeros_like(evidence[0])
-        prior = (
-            plus_prior(zero + correction[0] / max(draws, 1), 1),
-            tf.zeros_like(evidence[1]) + correction[1] / max(draws, 1),
+        correction = tuple(
+            tf.zeros_like(part) + total / max(draws, 1)
+            for part, total in zip(evidence, correction, strict=False)
         )
+        prior = plus_prior(correction[0], 1), correction[1]
 
         def fit() -> float:
             return float(sum(X.shape[0] * compiled["fit"](X, Y) for X, Y in batches)) / rows
@@ -634,9 +634,8 @@ class FunctionalMirrorDescent(tf.Module):
             factors = None
             if corrected:
                 offset = network.offset(points)
-                residual = network.residual_covariance(points, measured, full_cov=True)
-                factors = model.prior_factors(points, measured, residual)
-                divergence += model.prior_correction(measured, factors, offset, residual)
+                factors = model.prior_factors(points, measured)
+                divergence += model.prior_correction(measured, factors, offset)
             loss = divergence / share.number - model.likelihood_scale(X) * fit
         *gradients, d_mean, d_variance = tape.gradient(loss, [*variables, mean, variance])
         site = Site.from_gradients(network.weights.mean(rows), d_mean, d_variance)
@@ -698,8 +697,7 @@ class FunctionalMirrorDescent(tf.Module):
 
         def part(share: Share) -> tuple[tf.Tensor, tf.Tensor]:
             features = network.latent_features(points)
-            residual = network.residual_covariance(points, features, full_cov=True)
-            factors = model.prior_factors(points, features, residual)
+            factors = model.prior_factors(points, features)
             return correction_parameters(features, factors, network.offset(points), share)
 
         return replicas.sum(part)

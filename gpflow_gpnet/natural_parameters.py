@@ -62,7 +62,7 @@ def plus_prior(precision: tf.Tensor, replicas: int) -> tf.Tensor:
 
 def correction_parameters(
     features: tf.Tensor,
-    factors: tuple[tf.Tensor, tf.Tensor],
+    factors: tuple[tf.Tensor, tf.Tensor, tf.Tensor | None],
     offset: tf.Tensor | None,
     share: Share,
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -70,7 +70,7 @@ def correction_parameters(
 
     Of both a share's part: with K = L Lᵀ they are sums over the rows of L⁻¹ Φ.
     """
-    prior, features_prior = factors
+    prior, features_prior, _ = factors
     shape = tf.concat([tf.shape(prior)[:1], tf.shape(features)[1:]], axis=0)
     whitened = tf.linalg.triangular_solve(prior, tf.broadcast_to(features, shape))
     explained = tf.linalg.triangular_solve(features_prior, features)
@@ -101,11 +101,12 @@ def coupling(features: tf.Tensor, mixing: tf.Tensor, precision: tf.Tensor) -> tf
 
 
 def longest_step(mixing: tf.Tensor) -> tf.Tensor:
-    """Largest β whose natural step does not overshoot, for W [P, L] of mixed latent GPs.
+    """Largest β of natural steps in which no error of the means grows, for a mixing W [P, L].
 
     Sites of a latent GP are taken with the others' old means: a Jacobi iteration, of which an error
-    is multiplied by 1 - β λ, λ an eigenvalue of Wᵀ W normalised to 1 on its diagonal and at most
-    its largest sum of a row.
+    is multiplied by 1 - β λ once Λ is that of the sites, λ an eigenvalue of Wᵀ W normalised to 1 on
+    its diagonal and at most its largest sum of a row. (From a wide prior the first step is Newton's
+    for any β, and overshoots.)
     """
     columns = tf.math.l2_normalize(tf.convert_to_tensor(mixing), axis=0)
     coupling = tf.abs(tf.matmul(columns, columns, transpose_a=True))

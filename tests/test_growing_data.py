@@ -290,6 +290,17 @@ def test_absorbing_counts_through_mixed_latent_gps_never_lowers_the_bound(rng):
     assert bounds[2] > float(trained.elbo(data)) - 0.1
 
 
+def test_natural_steps_of_mixed_latent_gps_amplify_no_error(rng):
+    """With β = 1 an overshoot, as from the prior, would grow fivefold at each of them."""
+    X, Y = make_data(rng)
+    model = mixed(np.ones([1, 6]), Gaussian(0.04), len(X))
+    before = float(model.elbo((X, Y)))
+    optimizer = gpn.FunctionalMirrorDescent(1.0)
+    for _ in range(10):
+        optimizer.minimize(model, (X, Y))
+    assert float(model.elbo((X, Y))) > before + 1000.0
+
+
 @pytest.mark.parametrize(
     "noise, latents, steps", [(Gaussian(0.01), 6, 30), (None, 2, 3)], ids=["mixed", "noise varies"]
 )

@@ -170,7 +170,7 @@ def test_outputs_that_share_a_kernel_or_have_their_own(rng):
 
 def test_a_prior_counts_once_however_many_outputs_share_it(rng):
     X, Y = make_data(rng)
-    Y, noises = np.tile(Y, 2), [Gaussian(), Gaussian()]
+    Y, noises, free = np.tile(Y, 2), [Gaussian(), Gaussian()], Gaussian()
     for noise in noises:
         noise.variance.prior = tfp.distributions.LogNormal(np.float64(-6.0), np.float64(0.3))
     kernel = RBF(1.0, 0.5)
@@ -180,3 +180,5 @@ def test_a_prior_counts_once_however_many_outputs_share_it(rng):
     ):
         gpn.fit_hyperparameters(each, noise, (X, Y))
     np.testing.assert_allclose(noises[0].variance, noises[1].variance, rtol=1e-4)
+    gpn.fit_hyperparameters(kernel, free, (X, Y))
+    assert noises[1].variance.numpy() < 0.9 * free.variance.numpy()

@@ -127,9 +127,6 @@ class LinearNetwork(InferenceNetwork):
     shared_features: bool = True
     """Whether all latent GPs have the same features, or each its own."""
 
-    matches_prior: bool = False
-    """Whether w ~ N(0, I) is the prior exactly, so that no correction is due."""
-
     @abc.abstractmethod
     @check_shapes(
         "X: [batch..., N, D]",
@@ -140,8 +137,8 @@ class LinearNetwork(InferenceNetwork):
         """φ at each row of X."""
 
     def represents(self, kernel: Kernel) -> bool:
-        """Whether w ~ N(0, I) is the prior of this very kernel, exactly."""
-        return self.matches_prior
+        """Whether w ~ N(0, I) is the prior of this very kernel exactly: no correction is due."""
+        return False
 
     def residual_covariance(
         self, X: TensorType, features: tf.Tensor, full_cov: bool

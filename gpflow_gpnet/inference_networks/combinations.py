@@ -128,9 +128,6 @@ class LinearSum(LinearNetwork):
         latents = _common(self.networks, "num_latent_gps", "latent GPs")
         assert latents is not None
         self.shared_features = all(part.shared_features for part in self._parts)
-        self.matches_prior = all(part.matches_prior for part in self._parts) and len(
-            self._parts
-        ) == len(self.networks)
         self._sizes = [int(part.q_mu.shape[0]) for part in self._parts]
         self.weights = weight_gaussian("full", sum(self._sizes), latents)
         mean, root = _joint([part.weights for part in self._parts], latents)
@@ -149,12 +146,12 @@ class LinearSum(LinearNetwork):
     def represents(self, kernel: Kernel) -> bool:
         """Where the parts' kernels are the terms of a sum, each once, and no part is a mean."""
         terms = list(kernel.kernels) if isinstance(kernel, KernelSum) else [kernel]
-        for part in self._parts if self.matches_prior else ():
+        for part in self._parts:
             represented = [term for term in terms if part.represents(term)]
             if not represented:
                 return False
             terms.remove(represented[0])
-        return self.matches_prior and not terms
+        return not terms and len(self._parts) == len(self.networks)
 
     @property
     def center(self) -> Any:

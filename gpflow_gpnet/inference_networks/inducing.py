@@ -39,8 +39,6 @@ class InducingFeatures(LinearNetwork):
     True
     """
 
-    matches_prior = True
-
     prior_frequencies: int = 2000
     """Random frequencies of a prior's function in :meth:`sample_functions`."""
 
