@@ -19,10 +19,21 @@ def is_installed() -> bool:
 class GPyTorchSVGP:
     """Whitened SVGP with a squared exponential kernel, ARD, all parameters by Adam."""
 
-    def __init__(self, Z: np.ndarray, num_data: int, learning_rate: float = 0.01) -> None:
+    def __init__(
+        self,
+        Z: np.ndarray,
+        num_data: int,
+        learning_rate: float = 0.01,
+        *,
+        lengthscales: np.ndarray | None = None,
+        variance: float | None = None,
+        noise: float = 0.1,
+    ) -> None:
         """
         :param Z: inducing inputs [M, D], trained.
         :param num_data: N.
+        :param lengthscales: the kernel's at the start, [D]; by default the library's, as the
+            variance is; noise: the variance of the likelihood.
         """
         import gpytorch
         import torch
@@ -50,7 +61,11 @@ class GPyTorchSVGP:
 
         self.model = Model().to(inputs.dtype)
         self.likelihood = gpytorch.likelihoods.GaussianLikelihood().to(inputs.dtype)
-        self.likelihood.noise = 0.1
+        self.likelihood.noise = noise
+        if lengthscales is not None:
+            self.model.covar_module.base_kernel.lengthscale = torch.tensor(lengthscales)
+        if variance is not None:
+            self.model.covar_module.outputscale = variance
         self.objective = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, num_data)
         parameters = [*self.model.parameters(), *self.likelihood.parameters()]
         self.adam = torch.optim.Adam(parameters, lr=learning_rate)
@@ -67,9 +82,14 @@ class GPyTorchSVGP:
         return loss.item()
 
     def predict_y(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance of new observations, [N] each."""
+        """Mean and variance of new observations, [N, 1] each."""
         self.model.eval()
         self.likelihood.eval()
         with self.torch.no_grad(), self.gpytorch.settings.skip_posterior_variances(False):
             y = self.likelihood(self.model(self.torch.from_numpy(X)))
-            return y.mean.numpy(), y.variance.numpy()
+            return y.mean.numpy()[:, None], y.variance.numpy()[:, None]
+
+    def predict_log_density(self, data: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """Of each row, [N], in nats."""
+        mean, variance = self.predict_y(data[0])
+        return -0.5 * (np.log(2.0 * np.pi * variance) + (data[1] - mean) ** 2 / variance)[:, 0]
