@@ -15,8 +15,6 @@ import numpy as np
 import tensorflow as tf
 from gpflow.base import RegressionData
 from gpflow.keras import tf_keras
-from gpflow.kernels import MultioutputKernel
-from gpflow.likelihoods import Gaussian, StudentT
 from gpflow.models import SVGP, BayesianModel, ExternalDataTrainingLossMixin
 from gpflow.optimizers import NaturalGradient
 from gpflow.utilities import parameter_dict
@@ -27,15 +25,14 @@ from .batches import ArrayBatches, StreamBatches, held_out_rows, num_held_out
 from .callbacks import Callback, EarlyStopping
 from .checkpoints import Checkpoints, TrainingState
 from .checks import check_batch, to_tensors
+from .diagnostics import WatchedRows, warn_of_overfitting, warn_of_scale
 from .gpnet import GPNet
 from .history import History
-from .likelihoods import KnownNoise, base_likelihood, observed
 from .mirror_descent import FunctionalMirrorDescent
 from .model import InferenceNetworkModel
 from .replicas import Replicas, Share
 from .saving import named_variables
 from .shards import ShardBatches, Shards
-from .spectral import is_stationary, smoothing_lengthscales
 from .step_sizes import InverseSqrt
 
 __all__ = ["fit"]
@@ -44,12 +41,6 @@ _LEARNING_RATE = InverseSqrt(0.01, 0.05)
 """Falls whatever ``num_steps`` is, so that training in two goes ends where one does."""
 _HELD_OUT_ROWS = 256
 _PREDICTION_ROWS = 4096
-_LARGE_TARGETS = 30.0
-_WIDE_INPUTS = 1000.0
-_ROUNDED_DISTANCES = 0.01
-"""In squared lengthscales."""
-_OVERFITTING = 0.05
-"""Nats per datum by which the validation NLPD must have risen to warn."""
 
 
 _EXCHANGED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -284,6 +275,7 @@ def fit(
     score = _compiled_score(model)
     started = time.perf_counter() - (0.0 if saved is None else float(saved[0]["seconds"]))
     losses: list[tf.Tensor] = []
+    explained: WatchedRows | None = None
     number = first
     shapes = None if saved is None else saved[0].get("shapes")
 
@@ -293,6 +285,8 @@ def fit(
         for step in range(first, num_steps):
             batch, number, last = source(before + step), step + 1, step + 1 == num_steps
             rest = () if held is None else (_held_out_batch(held, seed, before + step),)
+            if step == first and isinstance(model, InferenceNetworkModel):
+                explained = WatchedRows(model, batch)
             if shapes is None:
                 shapes = [values.shape.as_list() for values in batch]
             elif step == first:
@@ -331,10 +325,12 @@ def fit(
         if isinstance(callback, Callback):
             callback.on_end()
     if not any(isinstance(callback, EarlyStopping) for callback in callbacks):
-        _warn_of_overfitting(history)
+        warn_of_overfitting(history)
     if polish and natural and everything is not None:
         with _step_named(number, model, checkpoints):
             optimizer.polish(everything.in_order(), strategy=strategy)
+    if explained is not None:
+        explained.warn_of_divergence()
     return history
 
 
@@ -390,7 +386,7 @@ def _checked_rows(
     if isinstance(data, Shards):
         sample = _checked(model, data.sample)
         _check_num_data(model, data.num_data, batch_size)
-        _warn_of_scale(model, sample)
+        warn_of_scale(model, sample)
         return sample
     if not _is_arrays(data):
         streams = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
@@ -408,7 +404,7 @@ def _checked_rows(
         return None
     batch = _checked(model, data)
     _check_num_data(model, len(batch[0]), batch_size)
-    _warn_of_scale(model, batch)
+    warn_of_scale(model, batch)
     return batch
 
 
@@ -506,78 +502,6 @@ def _check_num_data(model: BayesianModel, rows: int, batch_size: int) -> None:
         raise ValueError(f"num_data is None, but the data have {rows} rows: pass num_data={rows}.")
     if num_data is not None and int(num_data) != rows:
         raise ValueError(f"num_data is {int(num_data)}, but the data have {rows} rows.")
-
-
-def _warn_of_overfitting(history: History) -> None:
-    if "validation_nlpd" not in history:
-        return
-    scored = np.isfinite(history["validation_nlpd"])
-    steps, loss, nlpd = (history[name][scored] for name in ("step", "loss", "validation_nlpd"))
-    best = int(np.argmin(nlpd))
-    if nlpd[-1] > nlpd[best] + _OVERFITTING and loss[-1] < loss[best]:
-        warnings.warn(
-            f"The model over-fits: its validation NLPD was {nlpd[best]:.4g} nats per datum at step "
-            f"{steps[best]:.0f} and is {nlpd[-1]:.4g} at step {steps[-1]:.0f}, while the training "
-            "loss has fallen. Stop at the best step (callbacks.EarlyStopping), learn the noise "
-            'from rows held out (FunctionalMirrorDescent(noise="held-out")), or take a less '
-            "flexible network.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _warn_of_scale(model: BayesianModel, batch: RegressionData) -> None:
-    """Data on another scale than the prior's are the commonest reason for a useless fit."""
-    _warn_of_lengthscales(model, batch[0])
-    if not isinstance(base_likelihood(model.likelihood), (Gaussian, StudentT, KnownNoise)):
-        return
-    X, Y = model.scaled(batch) if isinstance(model, InferenceNetworkModel) else batch
-    X, Y = X[:1000], Y[:1000]
-    only_own = {"full_output_cov": False} if isinstance(model.kernel, MultioutputKernel) else {}
-    prior_sd = float(tf.sqrt(tf.reduce_mean(model.kernel(X, full_cov=False, **only_own))))
-    targets, times = observed(model.likelihood, Y)
-    squares = tf.reduce_sum(times * tf.square(targets - model.mean_function(X)))
-    size = float(tf.sqrt(squares / tf.maximum(tf.reduce_sum(times), 1.0)))
-    if size > _LARGE_TARGETS * prior_sd:
-        warnings.warn(
-            f"Targets have size {size:.3g} (root mean square about the mean function), but the "
-            f"prior's standard deviation is {prior_sd:.3g}: standardise Y (a GPNet does it itself "
-            "with scaling=Scaling.from_data(data)), or set the kernel's variance and the mean "
-            "function to the scale of the targets.",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _warn_of_lengthscales(model: BayesianModel, X: tf.Tensor) -> None:
-    if not is_stationary(model.kernel):
-        return
-    X = model.scaled_inputs(X) if isinstance(model, InferenceNetworkModel) else X
-    lengthscales = np.asarray(smoothing_lengthscales(model.kernel, X.shape[1]))
-    spread = np.ptp(np.asarray(X), axis=0)
-    # An input without a lengthscale, such as an output's index, has 0.
-    half = np.divide(spread, 2.0 * lengthscales, out=np.zeros_like(spread), where=lengthscales > 0)
-    rounding = float(np.sum(np.square(half))) * float(np.finfo(spread.dtype).eps)
-    if rounding > _ROUNDED_DISTANCES:
-        warnings.warn(
-            f"X is so wide for the kernel's lengthscales that {spread.dtype} rounds squared "
-            f"distances by {rounding:.2g} squared lengthscales: covariances may be wrong. "
-            "Standardise X, start from longer lengthscales, or use float64.",
-            UserWarning,
-            stacklevel=5,
-        )
-    wide = np.flatnonzero((lengthscales > 0.0) & (spread > _WIDE_INPUTS * lengthscales))
-    if wide.size:
-        column = wide[0]
-        warnings.warn(
-            f"X columns {wide.tolist()} are very wide for the kernel (column {column}: range "
-            f"{spread[column]:.3g}, lengthscale {lengthscales[column]:.3g}), so that the posterior "
-            "would be the prior almost everywhere: standardise X (a GPNet does it itself with "
-            "scaling=Scaling.from_data(data)), or start from longer lengthscales "
-            "(fit_hyperparameters).",
-            UserWarning,
-            stacklevel=5,
-        )
 
 
 def _loss_step(

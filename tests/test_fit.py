@@ -652,28 +652,6 @@ def test_model_must_take_data_as_an_argument(rng):
         fit(model, make_data(rng))
 
 
-def test_targets_far_beyond_the_prior_are_warned_of(rng):
-    X, Y = make_data(rng)
-    with pytest.warns(UserWarning, match=r"prior's standard deviation is 1: standardise Y") as seen:
-        gpn.fit(
-            Line(10), (X, 1e4 * Y), optimizer=adam(), num_steps=1, batch_size=10, progress=False
-        )
-    assert seen[0].filename == __file__
-    fit(Line(10), (X, 10 * Y), 1, optimizer=adam())  # warnings are errors in these tests
-    fit(Line(10, likelihood=gpflow.likelihoods.Poisson()), (X, np.full((10, 1), 900)), 1)
-
-
-def test_inputs_far_wider_than_the_lengthscales_are_warned_of(rng):
-    X, Y = make_data(rng)
-    with pytest.warns(UserWarning, match=r"columns \[0\] are very wide .* lengthscale 1\)") as seen:
-        gpn.fit(
-            make_gpnet(10), (1e6 * X, Y), num_steps=1, batch_size=10, progress=False
-        )  # fmt: skip
-    assert seen[0].filename == __file__
-    scaling = gpn.Scaling.from_data((1e6 * X, Y))
-    fit(make_gpnet(10, scaling=scaling), (1e6 * X, Y), 1)  # warnings are errors in these tests
-
-
 def test_going_on_with_another_seed_is_warned_of(rng, tmp_path):
     data, settings = make_data(rng), dict(batch_size=5, progress=False, checkpoint_dir=tmp_path)
     gpn.fit(make_gpnet(10), data, num_steps=2, seed=0, **settings)
@@ -732,21 +710,6 @@ def test_trained_models_are_garbage_once_dropped(rng):
     del model
     gc.collect()
     assert trained() is None
-
-
-def test_over_fitting_is_warned_of_unless_early_stopping_looks_out_for_it(rng):
-    """Training targets are noise-free multiples of what validation sees: fitting them is wrong."""
-    X, Y = make_data(rng, num=12)
-    settings = dict(validation_data=(X, 0.0 * Y), validate_every=2, batch_size=12, polish=False)
-
-    def train(**kwargs):
-        optimizer = gpn.FunctionalMirrorDescent(0.1, learning_rate=0.0, noise="objective")
-        return fit(make_gpnet(12), (X, 3 * Y), 30, optimizer=optimizer, **settings, **kwargs)
-
-    with pytest.warns(UserWarning, match="over-fits: its validation NLPD was .* at step 2 and"):
-        history = train()
-    assert history["loss"][-1] < history["loss"][0]
-    train(callbacks=[gpn.callbacks.EarlyStopping()])  # warnings are errors in these tests
 
 
 # ------------------------------------------------------------------ what users get wrong
