@@ -157,7 +157,7 @@ class GPNetModel(GPflowPredictor, EncodedSupportsCovarianceBetweenPoints, HasTra
             fit_hyperparameters(
                 model.kernel,
                 model.likelihood,
-                dataset.astuple(),
+                model.scaled(model.checked(dataset.astuple())),
                 mean_function=model.mean_function,
                 num_points=self._hyperparameter_points,
                 seed=self._seed,

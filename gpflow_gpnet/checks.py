@@ -157,12 +157,14 @@ def _with_row_data(likelihood: RowDataLikelihood, Y: tf.Tensor, values: tf.Tenso
 
 
 def _check_pair(X: tf.TensorShape, Y: tf.TensorShape, batched: bool = False) -> None:
+    if X.rank is None or Y.rank is None:  # of a signature that leaves it open
+        return
     shapes = f"X has shape {tuple(X)} and Y has shape {tuple(Y)}"
     if Y.rank == 1:
         raise ValueError(f"{shapes}: Y must be a matrix [N, P], use Y[:, None].")
     if X.rank == 1:
         raise ValueError(f"{shapes}: X must be a matrix [N, D], use X[:, None].")
-    if not batched and (X.rank not in (None, 2) or Y.rank not in (None, 2)):
+    if not batched and (X.rank != 2 or Y.rank != 2):
         raise ValueError(f"{shapes}: both must be matrices, [N, D] and [N, P].")
     if not X[:-1].is_compatible_with(Y[:-1]):
         raise ValueError(f"{shapes}: both need the same number of rows.")
@@ -291,6 +293,12 @@ def _check_mean_function(model: GPModel, X: np.ndarray) -> None:
             f"mean_function gives {columns} columns, but the model has {wanted} latent GPs: give "
             "one column per latent."
         )
+
+
+def index_columns(kernel: Kernel, input_dim: int) -> list[int]:
+    """Columns of X that hold output indices of Coregion kernels."""
+    leaves = [leaf for leaf in kernel_leaves(kernel) if isinstance(leaf, Coregion)]
+    return [int(column) for leaf in leaves for column in active_columns(leaf, input_dim)]
 
 
 def _check_output_indices(kernel: Kernel, X: np.ndarray) -> None:

@@ -73,7 +73,8 @@ def class_probabilities(
         if isinstance(likelihood, Softmax):
             shape = [num_samples, 1, mean.shape[-1]]
             normal = random_numbers.normal(shape, [seed, 0], mean.dtype)
-            return tf.reduce_mean(tf.nn.softmax(mean + tf.sqrt(variance) * normal), axis=0)
+            scale = tf.sqrt(tf.maximum(variance, 0.0))  # which rounding can leave below 0
+            return tf.reduce_mean(tf.nn.softmax(mean + scale * normal), axis=0)
         if isinstance(likelihood, Bernoulli) and mean.shape[-1] != 1:
             raise ValueError(
                 f"class probabilities of Bernoulli need one latent GP, got {mean.shape[-1]}."

@@ -322,15 +322,20 @@ class Comparison:
         return groups.agg(["mean", "sem"]).rename(columns={"sem": "se"}).loc[list(self.methods)]
 
     def table(self, metrics: Iterable[str] = METRICS) -> pd.DataFrame:
-        """Text for reading: mean ± standard error, by method."""
+        """Text for reading: mean ± standard error, by method, and of how many splits if not all."""
         import pandas as pd
 
         summary = self.summary()
+        splits = self.results["split"].nunique()
+        counts = self.results.groupby("method")[list(METRICS)].count().loc[summary.index]
         columns = {}
         for metric in metrics:
             values = summary[metric]
             columns[metric] = [
-                cell(mean, error) for mean, error in zip(values["mean"], values["se"], strict=True)
+                cell(mean, error) + (f" ({count} of {splits})" if 0 < count < splits else "")
+                for mean, error, count in zip(
+                    values["mean"], values["se"], counts[metric], strict=True
+                )
             ]
         return pd.DataFrame(columns, index=summary.index)
 
@@ -399,8 +404,15 @@ def _read(path: Path) -> list[dict[str, Any]]:
     if not text:
         path.unlink()
         return []
-    table = pd.read_csv(io.StringIO(text), dtype={"error": str, "data": str, "method": str})
-    table["error"] = table["error"].fillna("")
+    texts = ("method", "data", "error")  # a method may be called "NA"
+    table = pd.read_csv(
+        io.StringIO(text),
+        dtype=dict.fromkeys(texts, str),
+        keep_default_na=False,
+        na_values={
+            name: ["", "nan"] for name in text.split("\n", 1)[0].split(",") if name not in texts
+        },
+    )
     return table.to_dict("records")
 
 

@@ -18,7 +18,7 @@ from gpflow.mean_functions import MeanFunction
 
 from .batches import held_out_rows, num_held_out
 from .callbacks import TimeLimit
-from .checks import check_finite, check_shape, check_targets, to_tensors
+from .checks import check_finite, check_shape, check_targets, index_columns, to_tensors
 from .fit import fit
 from .gpnet import GPNet
 from .history import History
@@ -30,7 +30,7 @@ from .inference_networks import (
     InferenceNetwork,
     LinearNetwork,
 )
-from .likelihoods import RowDataLikelihood, base_likelihood
+from .likelihoods import KnownNoise, RowDataLikelihood, base_likelihood, target_columns
 from .mirror_descent import FunctionalMirrorDescent
 from .scaling import Scaling
 from .spectral import NoSpectralMeasureError, is_stationary
@@ -47,6 +47,8 @@ _STEPS = (400, 6000)
 _STEPS_OF_WEIGHTS = 20
 """Where natural steps have nothing but the weights to learn; the exact pass at the end does it."""
 _TIMED_STEPS = 10
+_LEAST_NOISE = 1e-5
+"""Of scaled targets; GPflow's least variance is 1e-6."""
 
 MakeNetwork = Callable[[Kernel, AnyNDArray, int, int], InferenceNetwork]
 """From the prior's kernel, scaled inputs [N, D], L and a seed."""
@@ -141,24 +143,43 @@ def defaults(
     """
     check_shape(X, "X")
     check_shape(Y, "Y")
-    kernel = deepcopy(kernel)
+    kernel, mean_function = deepcopy(kernel), deepcopy(mean_function)
     likelihood = Gaussian(0.1) if likelihood is None else deepcopy(likelihood)
-    scales_targets = isinstance(base_likelihood(likelihood), (Gaussian, StudentT))
-    scaling = Scaling.from_data((X, Y), targets=scales_targets)
+    base = base_likelihood(likelihood)
     data = to_tensors((X, Y), likelihood)
+    if len(data[0]) < 2:
+        raise ValueError("defaults needs 2 rows or more, to train and to choose by, got 1.")
     check_finite("X", data[0].numpy())
     if not isinstance(likelihood, RowDataLikelihood):
         check_targets(likelihood, data[1].numpy())
-    if isinstance(base_likelihood(likelihood), Gaussian) and has_independent_outputs(kernel):
+    targets = target_columns(likelihood, data[1])
+    scaling = Scaling.from_data(
+        (data[0], targets),
+        targets=isinstance(base, (Gaussian, StudentT, KnownNoise)),
+        unscaled=index_columns(kernel, data[0].shape[1]),
+    )
+    if isinstance(base, (Gaussian, KnownNoise)) and has_independent_outputs(kernel):
+        scaled = scaling(data, likelihood)
+        known = isinstance(base, KnownNoise)
         fit_from_starts(
             kernel,
-            likelihood,
-            scaling(data, likelihood),
+            _of_mean_noise(likelihood, scaled[1]) if known else likelihood,
+            (scaled[0], target_columns(likelihood, scaled[1])) if known else scaled,
             mean_function=mean_function,
             seed=seed,
         )
         gpflow.set_trainable(kernel, False)
     return Recipe(kernel, likelihood, mean_function, scaling, data, seed)
+
+
+def _of_mean_noise(likelihood: Likelihood, Y: tf.Tensor) -> Gaussian:
+    """Of the same variance for all rows, the mean of the known ones, to start a kernel by."""
+    while not isinstance(likelihood, KnownNoise):
+        Y = likelihood.split(Y)[0] if isinstance(likelihood, RowDataLikelihood) else Y
+        likelihood = likelihood.base
+    noise = Gaussian(max(float(np.nanmean(likelihood.split(Y)[1])), _LEAST_NOISE))
+    gpflow.set_trainable(noise, likelihood.variance is not None)
+    return noise
 
 
 @dataclass(eq=False)

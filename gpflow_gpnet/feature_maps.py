@@ -145,7 +145,7 @@ class FourierFeatures(FeatureMap):
     @inherit_check_shapes
     def __call__(self, X: TensorType) -> tf.Tensor:
         dim = self.frequencies.shape[-1]
-        if X.shape[-1] != dim:
+        if X.shape[-1] not in (None, dim):
             raise ValueError(f"X must have {dim} columns, got shape {X.shape}.")
         frequencies = self.frequencies * tf.cast(self._used, self.frequencies.dtype)
         phase = tf.linalg.matmul(X / self.lengthscales, frequencies, transpose_b=True)

@@ -116,7 +116,8 @@ def fit(
     :param log_every: steps between looks at the loss, each of which waits for the device.
     :param strategy: share each step out among the replicas of a MirroredStrategy (devices of one
         host) or MultiWorkerMirroredStrategy (processes, hosts): the same parameters as one replica
-        gives for the whole batch, up to rounding. Model, optimiser and this call stay outside
+        gives for the whole batch, up to rounding (and draws of GPflow's Monte Carlo likelihoods,
+        such as Softmax). Model, optimiser and this call stay outside
         ``strategy.scope()``. Processes all make the same call, with the same data; the chief's
         parameters and seed count, and it alone writes checkpoints, which all of them must see.
     :return: history with columns step, seconds, loss (nats, mean since the last row) and
@@ -517,6 +518,8 @@ def _loss_step(
                 loss = _training_loss_part(model, share, batch)
             return loss, tape.gradient(loss, variables)
 
+        if isinstance(model, InferenceNetworkModel):
+            model.redraw(tf.convert_to_tensor(optimizer.iterations))
         loss, gradients = replicas.sum(part)
         pairs = zip(gradients, variables, strict=True)
         optimizer.apply_gradients([(g, v) for g, v in pairs if g is not None])

@@ -24,7 +24,7 @@ from gpflow.utilities import multiple_assign, parameter_dict
 
 from .checks import check_finite, check_kernel, to_tensors
 from .latent_prior import latent_kernels
-from .likelihoods import base_likelihood
+from .likelihoods import RowDataLikelihood, base_likelihood, target_columns
 from .spectral import active_columns, kernel_leaves
 
 __all__ = ["fit_from_starts", "fit_hyperparameters", "has_independent_outputs"]
@@ -56,12 +56,13 @@ def fit_hyperparameters(
     :param kernel: its trainable Parameters are set.
     :param likelihood: Gaussian, or a wrapped one; its trainable variance is set.
     :param data: X [N, D] and Y [N, P], scaled if the model is to scale them
-        (``scaling(data)``); rows without all targets and row data are ignored.
+        (``scaling(data, likelihood)``), and row data, which are ignored, as rows without all
+        targets are.
     :raises TypeError: if the likelihood is not Gaussian, or the kernel mixes latent GPs.
     :raises ValueError: if no row has all its targets, X has not the kernel's columns or is not
         finite.
     """
-    likelihood = base_likelihood(likelihood)
+    given, likelihood = likelihood, base_likelihood(likelihood)
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"likelihood must be Gaussian, got {type(likelihood).__name__}.")
     if not has_independent_outputs(kernel):
@@ -69,7 +70,7 @@ def fit_hyperparameters(
             "kernel must be that of one output, SharedIndependent or SeparateIndependent, got "
             f"{type(kernel).__name__}: fit its parts, or start training from values of your own."
         )
-    X, Y = (values.numpy() for values in to_tensors(data[:2]))
+    X, Y = (values.numpy() for values in _targets_alone(data, given))
     check_kernel(kernel, X.shape[1])
     observed = ~np.isnan(Y).any(axis=1, keepdims=True)
     for name, values in (("X", X), ("Y", Y)):
@@ -92,6 +93,14 @@ def fit_hyperparameters(
     for leaf in kernel_leaves(kernel):
         if isinstance(leaf, IsotropicStationary) and leaf.lengthscales.trainable:
             _keep_resolvable(leaf, X[rows])
+
+
+def _targets_alone(data: Any, likelihood: Likelihood) -> tuple[tf.Tensor, tf.Tensor]:
+    """X and targets, without row data in columns of Y or beside it."""
+    X, Y = to_tensors(data[:2])
+    if len(data) == 2 and isinstance(likelihood, RowDataLikelihood):
+        return X, Y if Y.shape[1] < likelihood.num_columns(1) else target_columns(likelihood, Y)
+    return X, Y
 
 
 def has_independent_outputs(kernel: Kernel) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "base_likelihood",
     "observed",
     "row_weights",
+    "target_columns",
 ]
 
 _BEYOND_ANY_EDGE = 1e6
@@ -353,6 +354,18 @@ def base_likelihood(likelihood: Likelihood) -> Likelihood:
     while isinstance(likelihood, _Wrapper):
         likelihood = likelihood.base
     return likelihood
+
+
+def target_columns(likelihood: Likelihood, Y: tf.Tensor) -> tf.Tensor:
+    """Targets [N, P] of Y, without what is known of each row beside them; NaN stay.
+
+    >>> likelihood = gpn.likelihoods.Weighted(gpflow.likelihoods.Poisson())
+    >>> gpn.likelihoods.target_columns(likelihood, tf.constant([[3.0, 0.5]])).numpy()
+    array([[3.]], dtype=float32)
+    """
+    if isinstance(likelihood, RowDataLikelihood):
+        Y, _ = likelihood.split(Y)
+    return target_columns(likelihood.base, Y) if isinstance(likelihood, _Wrapper) else Y
 
 
 def observed(likelihood: Likelihood, Y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

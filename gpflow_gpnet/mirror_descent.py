@@ -42,6 +42,8 @@ _POLISH_DRAWS = 32
 _SITE_ITERATIONS = 20
 """For new rows' sites to reach their fixed point."""
 
+_SCHEDULES = ("step_size", "learning_rate", "hyper_learning_rate")
+
 _HALVINGS = 10
 """Of steps that would lower the bound, before the weights stay where they are."""
 
@@ -133,9 +135,9 @@ class FunctionalMirrorDescent(tf.Module):
             raise ValueError(f"noise_decay must be in [0, 1), got {noise_decay}.")
         if not 0.0 <= staleness < 1.0:
             raise ValueError(f"staleness must be in [0, 1), got {staleness}.")
-        self.step_size = as_schedule(step_size)
-        self.learning_rate = as_schedule(learning_rate)
-        self.hyper_learning_rate = (
+        self.step_size: Schedule = as_schedule(step_size)
+        self.learning_rate: Schedule = as_schedule(learning_rate)
+        self.hyper_learning_rate: Schedule = (
             self.learning_rate if hyper_learning_rate is None else as_schedule(hyper_learning_rate)
         )
         self.natural = natural
@@ -148,15 +150,23 @@ class FunctionalMirrorDescent(tf.Module):
         self.seed = seed
         self.jit_compile = jit_compile
         self.t = tf.Variable(0, dtype=tf.int64, trainable=False, name="t")
-        self._adam = self._new_adam(self.learning_rate)
-        self._hyper_adam = self._new_adam(self.hyper_learning_rate)
+        self._adam = self._new_adam("learning_rate")
+        self._hyper_adam = self._new_adam("hyper_learning_rate")
         self._built_for: GPNet | None = None
         # In a namespace, since tf.Module would track a plain dict and refuse to save its keys.
-        self._compiled = SimpleNamespace(step={}, polish={}, absorb=None, unpickled=None)
+        self._compiled = SimpleNamespace(
+            network=None, step={}, polish={}, absorb=None, unpickled=None
+        )
 
-    def _new_adam(self, schedule: Schedule) -> Any:
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Settings may be assigned between steps, which then are compiled anew."""
+        super().__setattr__(name, as_schedule(value) if name in _SCHEDULES else value)
+
+    def _new_adam(self, rate: str) -> Any:
         # The legacy class makes slots for variables it has not seen, so unfreezing goes on.
-        return tf_keras.optimizers.legacy.Adam(lambda: tf.cast(schedule(self.t), default_float()))
+        return tf_keras.optimizers.legacy.Adam(
+            lambda: tf.cast(getattr(self, rate)(self.t), default_float())
+        )
 
     # ------------------------------------------------------------------ public steps
 
@@ -193,9 +203,9 @@ class FunctionalMirrorDescent(tf.Module):
             are asked of a network that has none.
         """
         self._restore()
-        if self._built_for is model:
+        if self._built_for is model and self._compiled.network is model.inference_network:
             return
-        if self._built_for is not None:
+        if self._built_for not in (None, model):
             raise ValueError("This optimiser belongs to another model: make a new one.")
         if not isinstance(model, GPNet):
             raise TypeError(
@@ -229,6 +239,7 @@ class FunctionalMirrorDescent(tf.Module):
 
     def _bind(self, model: GPNet) -> None:
         self._built_for = model
+        self._compiled.network = model.inference_network
         model._training.optimizer = self
         if self.takes_natural_steps:
             self._natural_parameters = NaturalParameters(model.inference_network)
@@ -238,6 +249,8 @@ class FunctionalMirrorDescent(tf.Module):
         self._restore()
         if self._built_for is None:
             raise ValueError("This optimiser has no model yet: call build(model) first.")
+        if self._compiled.network is not self._built_for.inference_network:
+            self.build(self._built_for)  # natural parameters of the new one
         return self._built_for
 
     # ------------------------------------------------------------------ copies
@@ -246,16 +259,21 @@ class FunctionalMirrorDescent(tf.Module):
         """Settings and state as arrays: what ``pickle``, ``deepcopy`` and ``model.save`` keep."""
         if self._compiled.unpickled is not None:
             return self._compiled.unpickled
-        names = inspect.signature(type(self).__init__).parameters
         state: dict[str, Any] = {
-            "settings": {name: getattr(self, name) for name in names if name != "self"},
+            "settings": self._settings,
             "t": self.t.numpy(),
             "model": self._built_for,
+            "network": self._compiled.network,
         }
         if self._built_for is not None:
             variables = self.state_variables()
             state["variables"] = {name: v.numpy() for name, v in variables.items()}
         return state
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: getattr(self, name) for name in names if name != "self"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["settings"])  # type: ignore[misc]
@@ -269,6 +287,8 @@ class FunctionalMirrorDescent(tf.Module):
         if state is None or state["model"] is None:
             return
         self._bind(state["model"])
+        if state["network"] is not self._compiled.network:
+            return  # what is left is of one that has been replaced since
         for name, variable in self.state_variables(state["variables"]).items():
             variable.assign(state["variables"][name])
 
@@ -314,9 +334,9 @@ class FunctionalMirrorDescent(tf.Module):
         :raises TypeError: for a strategy of another kind.
         :raises ValueError: for a model made in a strategy's scope, or ``jit_compile`` with one.
 
-        One function for each set of trainable variables and number of data, so that freezing,
-        unfreezing and new data between steps work: ask again after ``set_trainable`` and after
-        ``model.num_data`` has changed.
+        One function for each set of trainable variables, of settings and of parts and number of
+        data of the model, so that freezing, unfreezing, new parts and new data between steps work:
+        ask again after ``set_trainable`` and after ``model.num_data`` or another has changed.
         """
         noise = self._noise_rule(held_out)
         network_variables, hyper_variables = self._variables(noise)
@@ -324,6 +344,7 @@ class FunctionalMirrorDescent(tf.Module):
             noise,
             id(strategy),
             _captured(self._model),
+            *self._settings.values(),
             self.takes_natural_steps and frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
@@ -370,7 +391,7 @@ class FunctionalMirrorDescent(tf.Module):
         """
         if not self.takes_natural_steps:
             raise ValueError("polish needs natural steps.")
-        traced_for = _captured(self._model), id(strategy)
+        traced_for = _captured(self._model), id(strategy), self.prior_correction
         if not self._compiled.polish or self._compiled.polish["traced_for"] != traced_for:
             replicas = self._replicas(strategy)
             self._compiled.polish = {
@@ -567,6 +588,7 @@ class FunctionalMirrorDescent(tf.Module):
         batch: RegressionData,
         held_out: RegressionData | None = None,
     ) -> tf.Tensor:
+        self._model.redraw(self.t)
         batch = self._model.scaled(batch)
         if noise == "held-out":
             if held_out is None:
@@ -837,7 +859,9 @@ def _captured(model: GPNet) -> tuple[Any, ...]:
     """What a compiled step holds of the model, but for values of variables."""
     variable = isinstance(model.num_data, tf.Variable)
     number = None if variable else float(np.asarray(model.num_data))
-    return number, model.kernel, model.mean_function, model.likelihood
+    parts = model.kernel, model.mean_function, model.likelihood, model.inference_network
+    measuring = model.measurement, model.num_measurement_points
+    return number, *parts, model.scaling, *measuring
 
 
 def _has_natural_steps(model: GPNet) -> bool:

@@ -150,6 +150,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         self.measurement: MeasurementDistribution | None = as_measurement(measurement)
         if scaling is not None:
             scaling.check_likelihood(likelihood)
+            scaling.check_kernel(kernel)
             if self.measurement is not None:
                 self.measurement = self.measurement.mapped(scaling.inputs, scaling.original_inputs)
         if num_measurement_points is not None and num_measurement_points < 1:
@@ -197,7 +198,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             for part in (network, *network.submodules):
                 if isinstance(part, InducingFeatures) and part.kernel is self.kernel:
                     part.kernel = value
-        super().__setattr__(name, value)
+        super().__setattr__(name, as_measurement(value) if name == "measurement" else value)
 
     def __getattr__(self, name: str) -> Any:
         """Called for what is missing only: say where SVGP's attributes are."""
@@ -261,6 +262,15 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         if hasattr(network, "initialise") and not getattr(network, "is_trained", False):
             network.initialise(np.asarray(self.scaled_inputs(X)))
 
+    def redraw(self, number: tf.Tensor) -> None:
+        """New random functions for networks whose moments are of samples: before each step.
+
+        :param number: an integer [], of the step; it and a network's seed give the functions.
+        """
+        for part in (self.inference_network, *getattr(self.inference_network, "submodules", ())):
+            if isinstance(part, InferenceNetwork):
+                part.redraw(tf.cast(number, tf.int32))
+
     def scaled_inputs(self, X: TensorType) -> tf.Tensor:
         """Inputs [..., D] in the units of the kernel: the data's own, or :attr:`scaling`'s.
 
@@ -276,9 +286,10 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises ValueError: for another D than the network's.
         """
         X, Y = batch
+        X = self._of_known_width(X)
         check_width(self, X)
         if self.scaling is None:
-            return batch
+            return X, Y
         return self.scaling.inputs(X), self.scaling.targets(Y, self.likelihood)
 
     def checked(self, data: Any) -> RegressionData:
@@ -439,7 +450,16 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
 
     def _as_inputs(self, X: TensorType) -> tf.Tensor:
         dtype = self._float_type
-        return tf.cast(X, dtype) if tf.is_tensor(X) else tf.convert_to_tensor(X, dtype)
+        X = tf.cast(X, dtype) if tf.is_tensor(X) else tf.convert_to_tensor(X, dtype)
+        return self._of_known_width(X)
+
+    def _of_known_width(self, X: tf.Tensor) -> tf.Tensor:
+        """Inputs of which a function's signature left the width open, or the rank too: [N, D]."""
+        width = getattr(self.inference_network, "input_dim", None)
+        if width is None or (X.shape.rank is not None and X.shape[-1] is not None):
+            return X
+        rows = [None] if X.shape.rank is None else X.shape[:-1]
+        return tf.ensure_shape(X, [*rows, width])
 
     @inherit_check_shapes
     def predict_f(

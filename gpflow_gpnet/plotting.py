@@ -65,7 +65,8 @@ def posterior(
         for edge in (mean - width, mean + width):
             ax.plot(line, edge, "--", color=REFERENCE, lw=0.8)
     if data is not None:
-        ax.plot(*(np.asarray(values)[:, 0] for values in data), ".", color=DATA, ms=3, alpha=0.6)
+        X, Y = (np.asarray(values)[:, 0] for values in data[:2])
+        ax.plot(X, Y, ".", color=DATA, ms=3, alpha=0.6)
     return ax
 
 

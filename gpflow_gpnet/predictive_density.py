@@ -45,7 +45,8 @@ def predictive_log_density(
     As GPflow's, but that its Gauss-Hermite nodes, of which noise that is narrow against f's spread
     falls between two, are not used: f is integrated out in closed form for StudentT and Normal
     heteroskedastic likelihoods, and with nodes about the integrand's maximum for other scalar ones,
-    to about 1e-5 nats (float64).
+    to about 1e-5 nats (float64) where it has one maximum, as for log-concave likelihoods: of
+    several separate ones all but one can be missed.
 
     >>> from gpflow_gpnet.predictive_density import predictive_log_density
     >>> narrow = gpflow.likelihoods.StudentT(scale=0.01)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,12 @@ import tensorflow as tf
 from gpflow import Module, Parameter
 from gpflow.base import AnyNDArray, TensorType
 from gpflow.config import default_float
+from gpflow.kernels import Coregion, Kernel
 from gpflow.likelihoods import Gaussian, Likelihood, StudentT
 
 from .checks import check_shape, to_tensors
 from .likelihoods import KnownNoise, MissingTargets, Weighted, base_likelihood
+from .spectral import kernel_leaves
 
 __all__ = ["Scaling", "column_moments", "constant_scale"]
 
@@ -64,19 +66,27 @@ class Scaling(Module):
             )
 
     @classmethod
-    def from_data(cls, data: Any, *, targets: bool = True) -> Scaling:
+    def from_data(
+        cls, data: Any, *, targets: bool = True, unscaled: Collection[int] = ()
+    ) -> Scaling:
         """Mean and standard deviation of each column; NaN targets are left out.
 
         A column that does not vary keeps its scale.
 
         :param data: X [N, D] and Y [N, P]; further members are ignored.
         :param targets: whether to scale Y too, for which f must be in its units.
-        :raises ValueError: for other shapes, or no finite values.
+        :param unscaled: columns of X that stay as they are, such as a Coregion kernel's indices.
+        :raises ValueError: for other shapes, no finite values, or columns that X has not.
         """
         if not isinstance(data, (tuple, list)) or len(data) < 2:
             raise ValueError(f"data must be (X, Y), got {type(data).__name__}.")
         X, Y = check_shape(data[0], "X"), check_shape(data[1], "Y")
-        return cls(*_moments(X, "X"), *(_moments(Y, "Y") if targets else ()))
+        columns = list(unscaled)
+        if not np.isin(columns, np.arange(X.shape[1])).all():
+            raise ValueError(f"unscaled must be columns of X of shape {X.shape}, got {unscaled}.")
+        center, scale = _moments(X, "X")
+        center[columns], scale[columns] = 0.0, 1.0
+        return cls(center, scale, *(_moments(Y, "Y") if targets else ()))
 
     def __call__(self, data: Any, likelihood: Likelihood | None = None) -> tuple[tf.Tensor, ...]:
         """Data (X, Y) in the model's units.
@@ -141,6 +151,25 @@ class Scaling(Module):
     def log_jacobian(self, observed: tf.Tensor) -> tf.Tensor:
         """``log |dy' / dy|`` at each row, for targets observed so often [..., P]."""
         return -tf.reduce_sum(observed * tf.math.log(self.target_scale), axis=-1)
+
+    def check_kernel(self, kernel: Kernel) -> None:
+        """Refuse to scale a column of output indices, which would merge outputs.
+
+        :raises ValueError: naming it.
+        """
+        center, scale = self.input_center.numpy(), self.input_scale.numpy()
+        for leaf in kernel_leaves(kernel):
+            if not isinstance(leaf, Coregion):
+                continue
+            if any(
+                np.any((values if values.ndim == 0 else values[leaf.active_dims]) != unit)
+                for values, unit in ((center, 0.0), (scale, 1.0))
+            ):
+                raise ValueError(
+                    f"scaling changes X columns {leaf.active_dims}, which hold the output indices "
+                    "of a Coregion kernel: leave them as they are, "
+                    "Scaling.from_data(data, unscaled=[...])."
+                )
 
     def check_likelihood(self, likelihood: Likelihood) -> None:
         """Refuse to scale targets that are not in the units of f.

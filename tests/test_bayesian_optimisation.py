@@ -254,6 +254,28 @@ def test_training_finds_the_exact_gp_as_the_data_grow(rng):
     assert optimizers[0] is optimizers[1] is not None
 
 
+def test_hyperparameters_of_a_model_that_scales_are_about_scaled_data(rng):
+    plain = make_data(rng, 30)
+    units = Dataset(1000.0 + 50.0 * plain.query_points, 500.0 + 1000.0 * plain.observations)
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=[1.0, 1.0])
+    model = gpn.GPNet(
+        kernel,
+        gpflow.likelihoods.Gaussian(0.1),
+        gpn.RFE(kernel, 2, 100),
+        num_data=30,
+        scaling=gpn.Scaling.from_data(units.astuple()),
+    )
+    GPNetModel(model, num_steps=3).optimize(units)
+    fitted, likelihood = (
+        gpflow.kernels.SquaredExponential(lengthscales=[1.0, 1.0]),
+        gpflow.likelihoods.Gaussian(0.1),
+    )
+    gpn.fit_hyperparameters(fitted, likelihood, model.scaling(units.astuple()))
+    np.testing.assert_allclose(kernel.lengthscales, fitted.lengthscales, rtol=0.1)
+    error = model.predict_y(units.query_points)[0] - units.observations
+    assert np.sqrt(np.mean(error**2)) < 0.1 * np.std(units.observations)
+
+
 def test_functions_compiled_for_fewer_data_see_the_new_number(rng):
     dataset = make_data(rng)
     model = make_model(rng, dataset)

@@ -156,3 +156,12 @@ def test_of_a_trained_model():
     )
     scores = classification.scores(model, (X, Y))
     assert scores["error"] < 0.1 and scores["nlpd"] < 0.4
+
+
+def test_variances_that_rounding_leaves_below_zero_are_zero():
+    mean = [[0.3, -0.2, 1.0]]
+    got = classification.class_probabilities(
+        fixed(Softmax(3), mean, [[-2e-7, -1e-9, 0.0]]), np.zeros((2, 1))
+    )
+    expected = np.exp(mean) / np.sum(np.exp(mean))
+    np.testing.assert_allclose(got, np.tile(expected, [2, 1]), rtol=1e-6)

@@ -199,3 +199,25 @@ def test_memory_is_the_peak_over_the_start():
         block = np.ones((40, 2**20 // 8))  # 40 MiB
         del block
     assert 30.0 < memory.mib < 200.0
+
+
+def test_means_over_some_of_the_splits_say_so(tmp_path):
+    tries = []
+
+    def at_first(X, Y):
+        tries.append(1)
+        return failing(X, Y) if len(tries) > 1 else exact(X, Y)
+
+    path = tmp_path / "results.csv"
+    models = {"NA": exact, "at first": at_first}
+    comparison = gpn.compare(models, (X, Y), splits=2, out=path, progress=False)
+    table = compare_module.Comparison.from_csv(path).table(["rmse"])  # where "NA" is a name
+    assert table.loc["at first", "rmse"].endswith(" (1 of 2)")
+    assert "of" not in table.loc["NA", "rmse"]
+    assert list(comparison.methods) == ["NA", "at first"]
+
+
+def test_row_data_are_not_drawn():
+    model = exact(X, Y)
+    ax = plotting.posterior(model, np.linspace(-2, 2, 5)[:, None], (X, Y, np.ones(len(X))))
+    assert len(ax.lines[-1].get_xdata()) == len(X)

@@ -220,3 +220,48 @@ class _StopError(Exception):
 
 def _stop():
     raise _StopError
+
+
+def test_weights_are_not_taken_for_targets(rng):
+    X, Y = make_data(rng)
+    kernel, weights = gpflow.kernels.SquaredExponential(), rng.uniform(1.0, 9.0, size=Y.shape)
+    weighted = gpn.likelihoods.Weighted(Gaussian())
+    recipe = gpn.defaults(kernel, X, np.hstack([Y, weights]), likelihood=weighted)
+    plain = gpn.defaults(kernel, X, Y, likelihood=Gaussian())
+    np.testing.assert_allclose(recipe.scaling.target_scale, plain.scaling.target_scale)
+    np.testing.assert_allclose(recipe.kernel.lengthscales, plain.kernel.lengthscales, rtol=1e-6)
+
+
+def test_known_noise_is_in_the_units_of_the_targets(rng):
+    """Hyperparameters near those of the exact GP with that noise, which is the same in all rows."""
+    X, Y = make_data(rng)
+    kernel, noise = gpflow.kernels.SquaredExponential(), np.full_like(Y, 100.0)
+    known = gpn.likelihoods.KnownNoise()
+    recipe = gpn.defaults(kernel, X, np.hstack([Y, noise]), likelihood=known)
+    np.testing.assert_allclose(recipe.scaling.target_center, np.mean(Y), rtol=1e-9)
+    gaussian = Gaussian(100.0 / np.var(Y))
+    gpflow.set_trainable(gaussian, False)
+    plain = gpn.defaults(kernel, X, Y, likelihood=gaussian)
+    np.testing.assert_allclose(recipe.kernel.lengthscales, plain.kernel.lengthscales, rtol=1e-4)
+    np.testing.assert_allclose(recipe.kernel.variance, plain.kernel.variance, rtol=1e-4)
+
+
+def test_a_mean_function_is_copied(rng):
+    X, Y = make_data(rng)
+    mean_function = gpflow.mean_functions.Linear()
+    recipe = gpn.defaults(gpflow.kernels.SquaredExponential(), X, Y, mean_function=mean_function)
+    np.testing.assert_array_equal(mean_function.A, 1.0)
+    assert np.abs(recipe.mean_function.A.numpy() - 1.0) > 1e-3
+
+
+def test_output_indices_stay_as_they_are(rng):
+    X, Y = make_data(rng, 30)
+    X = np.hstack([X, rng.integers(2, size=(30, 1))])
+    kernel = gpflow.kernels.RBF(active_dims=[0]) * gpflow.kernels.Coregion(2, 1, active_dims=[1])
+    scaling = gpn.defaults(kernel, X, Y).scaling
+    assert (scaling.input_center.numpy()[1], scaling.input_scale.numpy()[1]) == (0.0, 1.0)
+
+
+def test_one_row_is_too_few():
+    with pytest.raises(ValueError, match="defaults needs 2 rows or more"):
+        gpn.defaults(gpflow.kernels.SquaredExponential(), np.ones((1, 1)), np.ones((1, 1)))

@@ -683,3 +683,23 @@ def test_samples_follow_tensorflows_seed():
         tf.random.set_seed(1)
         np.testing.assert_array_equal(draw(), first)
         assert (other != first).all()
+
+
+@pytest.mark.parametrize("make", ["features", "inducing", "neural"])
+@pytest.mark.parametrize("shape", [[None, None], None], ids=["width", "rank"])
+def test_signatures_may_leave_shapes_open(rng, make, shape):
+    X = rng.uniform(-2, 2, size=(8, 2))
+    Y = np.sin(X[:, :1])
+    kernel = gpflow.kernels.SquaredExponential(lengthscales=[1.0, 2.0])
+    network = {
+        "features": lambda: gpn.RFE(kernel, 2, 5),
+        "inducing": lambda: gpn.InducingFeatures(kernel, X[:4]),
+        "neural": lambda: gpn.NTK((3,), kernel=kernel),
+    }[make]()
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(), network, num_data=8)
+    spec = tf.TensorSpec(shape, tf.float64)
+    predict = tf.function(model.predict_y, input_signature=[spec])
+    for got, expected in zip(predict(X), model.predict_y(X), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
+    elbo = tf.function(lambda X, Y: model.elbo((X, Y)), input_signature=[spec, spec])
+    np.testing.assert_allclose(elbo(X, Y), model.elbo((X, Y)), rtol=1e-12)

@@ -182,3 +182,16 @@ def test_a_prior_counts_once_however_many_outputs_share_it(rng):
     np.testing.assert_allclose(noises[0].variance, noises[1].variance, rtol=1e-4)
     gpn.fit_hyperparameters(kernel, free, (X, Y))
     assert noises[1].variance.numpy() < 0.9 * free.variance.numpy()
+
+
+@pytest.mark.parametrize("likelihood", ["weighted", "weighted, missing"])
+def test_row_data_in_columns_of_y_are_no_outputs(rng, likelihood):
+    X, Y = make_data(rng)
+    weights = rng.uniform(1.0, 200.0, size=Y.shape)
+    fitted = []
+    for data in ((X, Y, weights[:, 0]), (X, np.hstack([Y, weights])), (X, Y)):
+        base, kernel = Gaussian(), RBF()
+        wrapped = gpn.likelihoods.MissingTargets(base) if "missing" in likelihood else base
+        gpn.fit_hyperparameters(kernel, gpn.likelihoods.Weighted(wrapped), data, max_iterations=5)
+        fitted.append([kernel.lengthscales.numpy(), base.variance.numpy()])
+    np.testing.assert_allclose(fitted[1:], [fitted[0]] * 2, rtol=1e-9)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from copy import deepcopy
 
 import gpflow
 import numpy as np
@@ -651,3 +652,62 @@ def test_steps_see_a_kernel_that_takes_anothers_place(rng):
             model.kernel = new
         losses.append(float(optimizer.minimize(model, (X, np.sin(X)))))
     np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "part, name, value",
+    [
+        ("model", "inference_network", lambda: gpn.RFE(RBF(), 1, 5, seed=1)),
+        ("model", "inference_network", lambda: gpn.RFE(RBF(), 1, 8)),
+        ("model", "measurement", lambda: np.linspace(5, 6, 9)[:, None]),
+        ("model", "num_measurement_points", lambda: 3),
+        ("model", "scaling", lambda: gpn.Scaling(0.5, 2.0, 0.1, 3.0)),
+        ("optimizer", "prior_correction", lambda: False),
+        ("optimizer", "step_size", lambda: 0.01),
+        ("optimizer", "learning_rate", lambda: 1e-5),
+        ("optimizer", "noise_decay", lambda: 0.0),
+        ("optimizer", "seed", lambda: 7),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_steps_see_what_is_assigned_between_them(rng, part, name, value):
+    """As a copy does, whose steps are compiled anew, and otherwise than without."""
+    X = rng.uniform(-2, 2, size=(10, 1))
+    batch = X, np.sin(X)
+    ours = gpn.GPNet(RBF(), Gaussian(0.1), gpn.RFE(RBF(), 1, 5, seed=0), num_data=10)
+    optimizer = gpn.FunctionalMirrorDescent(learning_rate=0.1)
+    optimizer.minimize(ours, batch)
+    fresh, unchanged = deepcopy(ours), deepcopy(ours)
+    for model in (ours, fresh):
+        model.optimizer.build(model)  # the copy's state is taken up here
+        setattr(model if part == "model" else model.optimizer, name, value())
+    for model in (ours, fresh, unchanged):
+        for _ in range(2):
+            model.optimizer.minimize(model, batch)
+    assert np.any(ours.inference_network.q_mu)
+    for got, expected in zip(ours.variables, fresh.variables, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+    moments = [np.concatenate(model.predict_y(X + 0.3)) for model in (ours, unchanged)]
+    assert np.max(np.abs(moments[0] - moments[1])) > 1e-7
+
+
+def test_a_copy_may_get_another_network_before_its_first_step(rng):
+    X = rng.uniform(-2, 2, size=(10, 1))
+    model = gpn.GPNet(RBF(), Gaussian(0.1), gpn.RFE(RBF(), 1, 5), num_data=10)
+    gpn.FunctionalMirrorDescent().minimize(model, (X, np.sin(X)))
+    copy = deepcopy(model)
+    copy.inference_network = gpn.RFE(RBF(), 1, 8)
+    copy.optimizer.minimize(copy, (X, np.sin(X)))
+    assert np.any(copy.inference_network.q_mu) and int(copy.optimizer.t) == 2
+
+
+def test_a_network_without_natural_steps_can_take_anothers_place(rng):
+    X = rng.uniform(-2, 2, size=(10, 1))
+    model = gpn.GPNet(RBF(), Gaussian(0.1), gpn.RFE(RBF(), 1, 5), num_data=10)
+    optimizer = gpn.FunctionalMirrorDescent(natural="auto")
+    optimizer.minimize(model, (X, np.sin(X)))
+    model.inference_network = gpn.NTK((4,), kernel=RBF(), input_dim=1)
+    before = model.predict_f(X)[0].numpy()
+    optimizer.minimize(model, (X, np.sin(X)))
+    assert not optimizer.takes_natural_steps
+    assert np.max(np.abs(model.predict_f(X)[0] - before)) > 1e-4

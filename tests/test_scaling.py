@@ -310,3 +310,33 @@ def test_is_saved_with_the_model(tmp_path) -> None:
     other.scaling.target_center.assign([0.0, 0.0])
     tf.train.Checkpoint(model=other).restore(path)
     np.testing.assert_array_equal(other.predict_f(XNEW)[0], scaled.predict_f(XNEW)[0])
+
+
+def test_output_indices_are_not_scaled(rng):
+    """Standardised, the indices 0, 1, 2 would be cut off to 0 and 1: two outputs for three."""
+    index = rng.integers(3, size=(30, 1)).astype(float)
+    X = np.hstack([5.0 + rng.normal(size=(30, 1)), index])
+    data = X, rng.normal(size=(30, 1))
+    kernel = gpflow.kernels.Matern32(active_dims=[0]) * gpflow.kernels.Coregion(
+        3, 2, active_dims=[1]
+    )
+
+    def model(scaling):
+        return gpn.GPNet(
+            kernel,
+            gpflow.likelihoods.Gaussian(),
+            gpn.RFE(kernel, 2, 5),
+            num_data=30,
+            scaling=scaling,
+        )
+
+    with pytest.raises(ValueError, match=r"scaling changes X columns \[1\], which hold the output"):
+        model(gpn.Scaling.from_data(data))
+    with pytest.raises(ValueError, match="scaling changes X columns"):
+        model(gpn.Scaling(0.0, 2.0))
+    scaling = gpn.Scaling.from_data(data, unscaled=[1])
+    inputs = model(scaling).scaled_inputs(X)
+    np.testing.assert_array_equal(inputs[:, 1], X[:, 1])
+    np.testing.assert_allclose(np.std(inputs[:, 0]), 1.0)
+    with pytest.raises(ValueError, match=r"unscaled must be columns of X of shape \(30, 2\), got"):
+        gpn.Scaling.from_data(data, unscaled=[2])

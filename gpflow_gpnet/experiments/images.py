@@ -33,7 +33,7 @@ import gpflow_gpnet as gpn
 
 from .. import classification
 from ..image_datasets import ImageDataset, load_images
-from .protocol import positive
+from .protocol import positive, positive_number
 
 SUMMARY = "image classification with an infinite ConvNet's prior (section 5.3, table 2)"
 
@@ -213,7 +213,7 @@ class PosteriorMode(GPModel, ExternalDataTrainingLossMixin):
         super().__init__(kernel, likelihood, **kwargs)
         self.network = network
         self.num_data = num_data
-        gpflow.set_trainable(_variances(network), False)
+        gpflow.set_trainable(network.heads.variances, False)
 
     def maximum_log_likelihood_objective(self, data: RegressionData) -> tf.Tensor:
         """Log density of the data in nats, summed over ``num_data``."""
@@ -229,11 +229,6 @@ class PosteriorMode(GPModel, ExternalDataTrainingLossMixin):
     ) -> MeanAndVariance:
         mean, variance = self.network(Xnew)
         return mean, tf.zeros_like(variance)
-
-
-def _variances(network: gpn.ConvNTK) -> list[gpflow.Parameter]:
-    """V."""
-    return [network.heads.v_in, network.heads.v_out, network.heads.v_last]
 
 
 def prior(problem: Problem, settings: Settings) -> gpflow.kernels.Kernel:
@@ -339,8 +334,8 @@ def train(
     check_settings(problem, settings, method, out)
     folder, checkpoints, asked = _folder(out, method), "checkpoints", settings
     if method == "GPNet, mean fixed":
-        mode, _ = train(problem, "MAP", settings, out)
-        checkpoints += f"-mean-of-{settings.steps}"  # they hold that mean too
+        mode, done = train(problem, "MAP", settings, out)
+        checkpoints += f"-mean-of-{done['steps']:.0f}"  # they hold that mean too
         settings = replace(settings, steps=max(1, settings.steps // 5))
         model: Any = with_variance(problem, settings, mode.network)
     else:
@@ -400,7 +395,7 @@ def with_variance(problem: Problem, settings: Settings, network: gpn.ConvNTK) ->
     """A trained network of which only the variances are still to be trained."""
     network.scale_variances(problem.train[0][:256].numpy())
     gpflow.set_trainable(network, False)
-    gpflow.set_trainable(_variances(network), True)
+    gpflow.set_trainable(network.heads.variances, True)
     return gpnet(problem, settings, network)
 
 
@@ -453,15 +448,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", choices=list(PRESETS), default="small")
     parser.add_argument("--methods", nargs="*", choices=CHOICES, default=CHOICES)
     for name, kind, text in (
-        ("width", float, "multiplies the ConvNet's filters"),
-        ("features", int, "of the ConvNet's dense layer"),
-        ("steps", int, "of training"),
-        ("batch-size", int, "B"),
-        ("measurement-points", int, "M"),
-        ("learning-rate", float, "of Adam, at first"),
-        ("prior-variance", float, "multiplies the prior's covariance"),
-        ("inducing", int, "inducing images or patches of SVGP"),
-        ("subset", int, "training images of exact regression"),
+        ("width", positive_number, "multiplies the ConvNet's filters"),
+        ("features", positive, "of the ConvNet's dense layer"),
+        ("steps", positive, "of training"),
+        ("batch-size", positive, "B"),
+        ("measurement-points", positive, "M"),
+        ("learning-rate", positive_number, "of Adam, at first"),
+        ("prior-variance", positive_number, "multiplies the prior's covariance"),
+        ("inducing", positive, "inducing images or patches of SVGP"),
+        ("subset", positive, "training images of exact regression"),
         ("seed", int, "of everything"),
     ):
         parser.add_argument(f"--{name}", type=kind, help=f"{text}; default: the preset's")

@@ -137,6 +137,17 @@ def positive(text: str) -> int:
     return value
 
 
+def positive_number(text: str) -> float:
+    """An argument that is a size.
+
+    :raises argparse.ArgumentTypeError: unless it is above 0.
+    """
+    value = float(text)
+    if not value > 0.0:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return value
+
+
 def run(
     load: Callable[[], Sequence[Problem]],
     methods: Mapping[str, Method],

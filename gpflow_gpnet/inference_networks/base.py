@@ -93,6 +93,9 @@ class InferenceNetwork(Module, abc.ABC):
     def initialise(self, X: np.ndarray) -> None:
         """Called once by training, before the first step, with (a batch of) the inputs [N, D]."""
 
+    def redraw(self, number: tf.Tensor) -> None:
+        """Called by training before each step, for networks whose moments are of samples."""
+
     def sample_functions(
         self, num_samples: int, seed: tf.Tensor
     ) -> Callable[[TensorType], tf.Tensor]:

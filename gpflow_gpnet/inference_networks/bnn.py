@@ -17,7 +17,7 @@ from gpflow.utilities import positive, triangular
 from ..random_numbers import normal
 from ..replicas import Share, size_of
 from .base import InferenceNetwork
-from .initialisation import spread_rows, starting_prior, typical_inputs
+from .initialisation import flattened, spread_rows, starting_prior, typical_inputs
 from .mlp import MLP, check_hidden_units, with_ones
 
 __all__ = ["BNN"]
@@ -37,11 +37,12 @@ class BNN(InferenceNetwork):
     * ``"matrix"``: W = M + A E Bᵀ, E standard normal, the matrix-variate Gaussian MN(M, AAᵀ, BBᵀ)
       with triangular A and B (Louizos and Welling 2016): O(S (in² out + in out²)) more a layer.
 
-    Memory O(S N width). The S samples are reparametrised from noise that is always the same (common
-    random numbers), so that predictions and objectives are deterministic, and gradients go through
-    them. Sampled covariances have rank S - 1 at most: where they are inverted the model adds its
-    nugget. q(f) is not Gaussian; a :class:`GPNet` uses its moments, and so does :class:`FBNN`
-    unless its ``divergence`` is "stein". Takes gradient steps.
+    Memory O(S N width). The S samples are reparametrised, so that gradients go through them, from
+    noise that stays until :meth:`redraw`: predictions and objectives are deterministic. Training
+    (``fit``, ``FunctionalMirrorDescent``) draws anew before each step; so must a loop of your own,
+    which else fits the S samples in place of q. Sampled covariances have rank S - 1 at most: where
+    they are inverted the model adds its nugget. q(f) is not Gaussian; a :class:`GPNet` uses its
+    moments, and so does :class:`FBNN` unless its ``divergence`` is "stein". Takes gradient steps.
 
     At the start the last layer has mean 0, and its variances are such that the variance averaged
     over the inputs is the kernel's.
@@ -93,9 +94,10 @@ class BNN(InferenceNetwork):
         ]
         self.num_samples = num_samples
         self.seed = seed
+        self.draw = tf.Variable(0, dtype=tf.int32, trainable=False, name="draw")
         self._prior_variance = start.variance
-        self._initialised = False
         self._scale_to_prior(typical_inputs(start.input_dim))
+        self._at_start = flattened(self.layers[-1].parameters)
 
     @property
     def num_latent_gps(self) -> int:
@@ -108,14 +110,14 @@ class BNN(InferenceNetwork):
 
     @property
     def is_trained(self) -> bool:
-        # Any gradient step moves the last biases from 0.
-        return self._initialised or bool(np.any(self.means.b[-1]))
+        # Any gradient step moves the last biases from 0, or where means are frozen variances.
+        moved = flattened(self.layers[-1].parameters) != self._at_start
+        return bool(np.any(self.means.b[-1]) or np.any(moved))
 
     def initialise(self, X: np.ndarray) -> None:
         """Standardise the inputs and scale the last layer by at most 2,000 rows of X [N, D]."""
         self.means.initialise(X)
         self._scale_to_prior(spread_rows(X, _ROWS_TO_START_FROM))
-        self._initialised = True
 
     def _scale_to_prior(self, X: np.ndarray) -> None:
         _, variance = self(tf.convert_to_tensor(X, default_float()))
@@ -124,7 +126,11 @@ class BNN(InferenceNetwork):
     @check_shapes("X: [batch..., N, D]", "return: [S, batch..., N, L]")
     def sampled_values(self, X: TensorType) -> tf.Tensor:
         """f(X) of the S functions that moments are made of; differentiable by q's parameters."""
-        return self._values(X, self._weights(self.num_samples, tf.constant([self.seed, 0])))
+        return self._values(X, self._weights(self.num_samples, tf.stack([self.seed, self.draw])))
+
+    def redraw(self, number: tf.Tensor) -> None:
+        """Moments are of other functions from now on, those of this number and the seed."""
+        self.draw.assign(number)
 
     def sample_functions(
         self, num_samples: int, seed: tf.Tensor

@@ -21,7 +21,7 @@ from ..kernels import check_positive, checked_image_shape
 from ..latent_prior import latent_variance
 from ..replicas import Share, size_of
 from .base import InferenceNetwork
-from .initialisation import spread_rows
+from .initialisation import flattened, spread_rows
 from .mlp import KerasBody, as_activation, check_hidden_units, value_and_slope, with_ones
 from .ntk import fan_in_variances, gram, log_variances
 
@@ -118,8 +118,8 @@ class ConvNTK(InferenceNetwork):
             self._set_weight_prior()
         # In a namespace, so that the network's parameters do not include the prior's.
         self._start = SimpleNamespace(kernel=None if kernel is None else freeze(kernel))
-        self._initialised = False
         self.scale_variances(rng.normal(size=(16, self.input_dim)))
+        self._at_start = flattened(self.heads.variances)
 
     def _set_weight_prior(self) -> None:
         heads = self.heads
@@ -141,15 +141,15 @@ class ConvNTK(InferenceNetwork):
 
     @property
     def is_trained(self) -> bool:
-        # Any gradient step moves the last biases from 0.
-        return self._initialised or bool(np.any(self.heads.b2))
+        # Any gradient step moves the last biases from 0, or where they are frozen variances.
+        moved = flattened(self.heads.variances) != self._at_start
+        return bool(np.any(self.heads.b2) or np.any(moved))
 
     def initialise(self, X: np.ndarray) -> None:
         """Scale features to size 1, and V to the prior's variance, by some rows of X [N, D]."""
         rows = spread_rows(X, _ROWS_TO_START_FROM)
         self.body.initialise(rows)
         self.scale_variances(rows)
-        self._initialised = True
 
     def scale_variances(self, X: np.ndarray) -> None:
         """Multiply V so that the variance averaged over rows X [N, D] is the prior's."""
@@ -211,6 +211,11 @@ class _ClassHeads(Module):
         self.v_in = log_variances(np.tile(fan_in_variances(features), [num_classes, 1]))
         self.v_out = log_variances(np.ones((num_classes, hidden_units), default_float()))
         self.v_last = log_variances(np.tile(fan_in_variances(hidden_units), [num_classes, 1]))
+
+    @property
+    def variances(self) -> tuple[Parameter, ...]:
+        """V, in parts."""
+        return self.v_in, self.v_out, self.v_last
 
     def multiply(self, factor: tf.Tensor) -> None:
         """Multiply V."""

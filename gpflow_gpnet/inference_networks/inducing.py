@@ -121,7 +121,7 @@ class InducingFeatures(LinearNetwork):
     def _whitened(self, kernel: Kernel, X: TensorType) -> tf.Tensor:
         factor = self.prior_root(kernel)
         X = tf.convert_to_tensor(X)
-        rows = tf.reshape(X, [-1, X.shape[-1]])
+        rows = tf.reshape(X, [-1, self.Z.shape[-1]])
         middle = center(kernel, self.Z)
         whitened = tf.linalg.triangular_solve(factor, kernel(self.Z - middle, rows - middle))
         return tf.reshape(

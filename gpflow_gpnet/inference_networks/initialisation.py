@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from gpflow import Parameter
 from gpflow.base import AnyNDArray
 from gpflow.config import default_float
 from gpflow.kernels import Kernel
@@ -14,7 +16,14 @@ from gpflow.kernels import Kernel
 from ..latent_prior import latent_variance
 from ..spectral import infer_input_dim, smoothing_lengthscales
 
-__all__ = ["Start", "centred_normal", "spread_rows", "starting_prior", "typical_inputs"]
+__all__ = [
+    "Start",
+    "centred_normal",
+    "flattened",
+    "spread_rows",
+    "starting_prior",
+    "typical_inputs",
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,11 @@ def typical_inputs(input_dim: int) -> np.ndarray:
 def spread_rows(X: AnyNDArray, most: int) -> AnyNDArray:
     """At most so many rows of X [N, D], evenly spaced: what a scale needs, in bounded memory."""
     return np.asarray(X)[:: -(-len(X) // most)]
+
+
+def flattened(parameters: Iterable[Parameter]) -> AnyNDArray:
+    """All values in one array, to see later whether any has moved."""
+    return np.concatenate([np.ravel(parameter.numpy()) for parameter in parameters])
 
 
 def starting_prior(

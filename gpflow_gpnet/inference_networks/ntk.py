@@ -17,7 +17,7 @@ from gpflow.kernels import Kernel
 from gpflow.utilities import positive, to_default_float
 
 from .base import InferenceNetwork, LinearNetwork
-from .initialisation import spread_rows, starting_prior, typical_inputs
+from .initialisation import flattened, spread_rows, starting_prior, typical_inputs
 from .mlp import MLP, KerasBody, check_hidden_units, keras_input_dim
 from .weights import weight_gaussian
 
@@ -109,8 +109,8 @@ class NTK(InferenceNetwork):
             self.tangents = _LayerTangents(mlp, covariance)
         self._num_latent_gps = latents
         self._prior_variance = start.variance
-        self._initialised = False
         self._scale_to_prior(typical_inputs(start.input_dim))
+        self._at_start = flattened(self.tangents.variances)
 
     @property
     def num_latent_gps(self) -> int:
@@ -123,16 +123,16 @@ class NTK(InferenceNetwork):
 
     @property
     def is_trained(self) -> bool:
-        # Any gradient step moves an MLP's last biases from 0.
+        # Any gradient step moves an MLP's last biases from 0, or where it is frozen variances.
         last = self.tangents.body.b[-1] if isinstance(self.tangents.body, MLP) else 0.0
-        return self._initialised or bool(np.any(last))
+        moved = flattened(self.tangents.variances) != self._at_start
+        return bool(np.any(last) or np.any(moved))
 
     def initialise(self, X: np.ndarray) -> None:
         """Standardise the inputs (but a Keras model's) and scale V by X [N, D], of which by at most
         2,000 rows."""
         self.tangents.body.initialise(X)
         self._scale_to_prior(spread_rows(X, _ROWS_TO_START_FROM))
-        self._initialised = True
 
     def _scale_to_prior(self, X: np.ndarray) -> None:
         _, variance = self(tf.convert_to_tensor(X, default_float()))
@@ -225,6 +225,12 @@ class _Tangents(Module, abc.ABC):
     @abc.abstractmethod
     def scaled_jacobian(self, X: tf.Tensor) -> tf.Tensor:
         """∇gᵀ V^½ [..., L, N, |Ω|]."""
+
+    @property
+    def variances(self) -> tuple[Parameter, ...]:
+        """V, in parts."""
+        of_body = {id(parameter) for parameter in self.body.parameters}
+        return tuple(part for part in self.parameters if id(part) not in of_body)
 
     @abc.abstractmethod
     def multiply(self, factor: tf.Tensor) -> None:

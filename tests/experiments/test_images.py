@@ -1,5 +1,6 @@
 """Section 5.3: images under the prior of an infinitely wide ConvNet."""
 
+import argparse
 import csv
 
 import gpflow
@@ -156,3 +157,14 @@ def test_models_have_the_same_prior_of_weights_and_the_setting_of_the_functions(
         model.inference_network.initialise(problem.train[0].numpy())
         densities = [m.log_prior_density().numpy() for m in (model, mode)]
         assert densities[0] == pytest.approx(densities[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "option", ["subset", "inducing", "steps", "batch-size", "learning-rate", "prior-variance"]
+)
+def test_sizes_must_be_positive(option, capsys):
+    parser = argparse.ArgumentParser()
+    images.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"--{option}", "0"])
+    assert f"argument --{option}: must be" in capsys.readouterr().err

@@ -134,3 +134,48 @@ def test_arguments_that_make_no_network():
         gpn.BNN((4,))
     with pytest.raises(ValueError, match="hidden_units must be"):
         gpn.BNN((0,), kernel=KERNEL)
+
+
+@pytest.mark.parametrize("optimizer", ["mirror descent", "keras"])
+def test_training_draws_other_functions_at_each_step(rng, optimizer):
+    """So that q is fitted, and not the S functions that stand for it.
+
+    Standard deviations of fewer samples than weights, full batches: within a fifth of those of
+    1,000 fresh functions. (With the same functions at all steps they are half of these.)
+    """
+    X = rng.uniform(-2, 2, size=(40, 1))
+    kernel = gpflow.kernels.SquaredExponential()
+    network = gpn.BNN((20,), 20, kernel=kernel, input_dim=1)
+    model = gpn.GPNet(kernel, gpflow.likelihoods.Gaussian(0.01), network, num_data=40)
+    chosen = {
+        "mirror descent": gpn.FunctionalMirrorDescent(learning_rate=0.01),
+        "keras": gpflow.keras.tf_keras.optimizers.Adam(0.01),
+    }[optimizer]
+    gpn.fit(
+        model,
+        (X, np.sin(2 * X)),
+        optimizer=chosen,
+        num_steps=200,
+        batch_size=40,
+        seed=0,
+        progress=False,
+    )
+    assert int(network.draw) == 199
+    predicted = np.sqrt(model.predict_f(X)[1])
+    functions = network.sample_functions(1000, tf.constant([3, 4]))(tf.constant(X))
+    ratio = np.mean(predicted) / np.mean(np.std(functions, axis=0))
+    assert 0.8 < ratio < 1.25, ratio
+
+
+def test_moments_stay_until_functions_are_drawn_anew():
+    networks = [gpn.BNN((4,), 9, kernel=KERNEL, seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (trained(network) for network in networks)
+    model = gpn.GPNet(KERNEL, gpflow.likelihoods.Gaussian(), first + other, num_data=1)
+    before = first(inputs())[1].numpy()
+    np.testing.assert_array_equal(first(inputs())[1], before)
+    model.redraw(tf.constant(7))
+    assert int(first.draw) == int(other.draw) == 7
+    assert np.mean(np.abs(first(inputs())[1] / before - 1.0)) > 0.1
+    again.redraw(7)
+    np.testing.assert_array_equal(again(inputs())[1], first(inputs())[1])
+    assert np.mean(np.abs(other(inputs())[1] / first(inputs())[1] - 1.0)) > 0.1
