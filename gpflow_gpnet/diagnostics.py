@@ -68,6 +68,7 @@ class WatchedRows:
 
 
 def warn_of_overfitting(history: History) -> None:
+    """Where the validation NLPD has risen while the training loss fell."""
     if "validation_nlpd" not in history:
         return
     scored = np.isfinite(history["validation_nlpd"])

@@ -272,8 +272,11 @@ class FunctionalMirrorDescent(tf.Module):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        names = inspect.signature(type(self).__init__).parameters
-        return {name: getattr(self, name) for name in names if name != "self"}
+        own = inspect.signature(type(self).__init__).parameters
+        names = {name for name, each in own.items() if each.kind != each.VAR_KEYWORD}
+        if len(names) < len(own):  # a subclass that hands **kwargs on
+            names |= set(inspect.signature(FunctionalMirrorDescent.__init__).parameters)
+        return {name: getattr(self, name) for name in sorted(names - {"self"})}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state["settings"])  # type: ignore[misc]

@@ -711,3 +711,15 @@ def test_a_network_without_natural_steps_can_take_anothers_place(rng):
     optimizer.minimize(model, (X, np.sin(X)))
     assert not optimizer.takes_natural_steps
     assert np.max(np.abs(model.predict_f(X)[0] - before)) > 1e-4
+
+
+class _Named(gpn.FunctionalMirrorDescent):
+    def __init__(self, label="", **kwargs):
+        super().__init__(**kwargs)
+        self.label = label
+
+
+def test_a_subclass_that_hands_settings_on_is_copied_with_them():
+    copy = deepcopy(_Named("mine", noise_decay=0.5, learning_rate=0.25))
+    assert (copy.label, copy.noise_decay) == ("mine", 0.5)
+    assert float(copy.learning_rate(copy.t)) == 0.25

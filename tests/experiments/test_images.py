@@ -94,8 +94,8 @@ def test_a_folder_is_of_one_data_set_and_one_setting(tiny_images, capsys):
 
 def test_a_run_that_fails_at_its_settings_leaves_none(tiny_images):
     arguments = "--methods", "MAP", "--steps", "1"
-    with pytest.raises(ValueError, match="features must be a positive integer, got 0"):
-        image_run(tiny_images, tiny_images / "out", *arguments, "--features", "0")
+    with pytest.raises(ValueError, match="non-negative"):
+        image_run(tiny_images, tiny_images / "out", *arguments, "--seed", "-1")
     assert len(image_run(tiny_images, tiny_images / "out", *arguments)) == 1
 
 
