@@ -657,16 +657,11 @@ def test_steps_see_a_kernel_that_takes_anothers_place(rng):
 @pytest.mark.parametrize(
     "part, name, value",
     [
-        ("model", "inference_network", lambda: gpn.RFE(RBF(), 1, 5, seed=1)),
         ("model", "inference_network", lambda: gpn.RFE(RBF(), 1, 8)),
         ("model", "measurement", lambda: np.linspace(5, 6, 9)[:, None]),
-        ("model", "num_measurement_points", lambda: 3),
         ("model", "scaling", lambda: gpn.Scaling(0.5, 2.0, 0.1, 3.0)),
         ("optimizer", "prior_correction", lambda: False),
-        ("optimizer", "step_size", lambda: 0.01),
         ("optimizer", "learning_rate", lambda: 1e-5),
-        ("optimizer", "noise_decay", lambda: 0.0),
-        ("optimizer", "seed", lambda: 7),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
