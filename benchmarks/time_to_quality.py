@@ -172,6 +172,11 @@ def summary(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def last_step(rows: list[dict[str, Any]], method: str) -> int:
+    """The last step of a method."""
+    return max(row["step"] for row in rows if row["method"] == method)
+
+
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
@@ -193,6 +198,10 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 seconds, nlpd = zip(*((r["seconds"], r["nlpd"]) for r in curve), strict=True)
                 axis.plot(seconds, nlpd, line, color=color, label=method)
         axis.set(xscale="log", xlabel="seconds", title=name)
+        own = [row for row in rows if row["dataset"] == name]
+        # GPNet's first steps, from features that are not the kernel's, would hide the rest.
+        late = [row["nlpd"] for row in own if row["step"] >= 0.1 * last_step(own, row["method"])]
+        axis.set_ylim(min(late) - 0.02, max(late) + 0.02)
     axes[0][0].set_ylabel("test NLPD, nats")
     axes[0][0].legend()
     figure.tight_layout()
