@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -347,7 +347,7 @@ class FunctionalMirrorDescent(tf.Module):
             noise,
             id(strategy),
             _captured(self._model),
-            *self._settings.values(),
+            _hashable(self._settings.values()),
             self.takes_natural_steps and frozen(self._model.inference_network),
             *(id(variable) for variable in (*network_variables, *hyper_variables)),
         )
@@ -864,7 +864,12 @@ def _captured(model: GPNet) -> tuple[Any, ...]:
     number = None if variable else float(np.asarray(model.num_data))
     parts = model.kernel, model.mean_function, model.likelihood, model.inference_network
     measuring = model.measurement, model.num_measurement_points
-    return number, *parts, model.scaling, *measuring
+    return _hashable((number, *parts, model.scaling, *measuring))
+
+
+def _hashable(values: Iterable[Any]) -> tuple[Any, ...]:
+    """To be keys; such as dataclasses that are not frozen stand for themselves alone."""
+    return tuple(value if isinstance(value, Hashable) else id(value) for value in values)
 
 
 def _has_natural_steps(model: GPNet) -> bool:

@@ -164,7 +164,7 @@ def test_checkpoints_of_another_model_or_optimizer_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kills", [2, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "campaign"]
+    "kills", [1, pytest.param(100, marks=pytest.mark.slow)], ids=["few", "campaign"]
 )
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_runs_end_where_the_one_never_killed_ends(kills):

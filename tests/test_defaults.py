@@ -170,7 +170,10 @@ def test_values_that_are_not_finite_are_named_at_once(rng, which):
         gpn.defaults(gpflow.kernels.SquaredExponential(), X, Y)
 
 
-@pytest.mark.parametrize("wrap", [lambda base: base, gpn.likelihoods.MissingTargets])
+@pytest.mark.parametrize(
+    "wrap",
+    [pytest.param(lambda base: base, marks=pytest.mark.slow), gpn.likelihoods.MissingTargets],
+)
 def test_the_index_of_a_switched_likelihood_is_no_output(rng, wrap):
     X, Y = make_data(rng, 20)
     Y = np.concatenate([Y / 100.0, np.arange(20.0)[:, None] % 2], axis=1)

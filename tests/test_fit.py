@@ -841,6 +841,6 @@ def test_checkpoints_of_other_data_are_noticed(rng, tmp_path):
     X, Y = make_data(rng)
     fit(make_gpnet(10), (X, Y), num_steps=2, checkpoint_dir=str(tmp_path))
     fit(make_gpnet(10), (X.copy(), Y.copy()), num_steps=3, checkpoint_dir=str(tmp_path))
-    for steps, data in ((4, (X, Y + 1e-6)), (5, (X[::-1], Y[::-1])), (6, (X[::-1], Y))):
+    for steps, data in ((4, (X, Y + 1e-6)), (5, (X[::-1], Y[::-1]))):
         with pytest.warns(UserWarning, match="began with other data"):
             fit(make_gpnet(10), data, num_steps=steps, checkpoint_dir=str(tmp_path))

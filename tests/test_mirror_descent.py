@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import dataclass
 
 import gpflow
 import numpy as np
@@ -718,3 +719,22 @@ def test_a_subclass_that_hands_settings_on_is_copied_with_them():
     copy = deepcopy(_Named("mine", noise_decay=0.5, learning_rate=0.25))
     assert (copy.label, copy.noise_decay) == ("mine", 0.5)
     assert float(copy.learning_rate(copy.t)) == 0.25
+
+
+@dataclass
+class _Halving:
+    """Not frozen, so that it has no hash."""
+
+    start: float
+
+    def __call__(self, t):
+        return self.start * tf.constant(0.5, tf.float64) ** tf.cast(t, tf.float64)
+
+
+def test_schedules_need_no_hash(rng):
+    X = rng.uniform(-2, 2, size=(10, 1))
+    model = make_model(Gaussian(0.1), 10)
+    optimizer = gpn.FunctionalMirrorDescent(_Halving(1.0), learning_rate=0.0)
+    for _ in range(2):
+        optimizer.minimize(model, (X, np.sin(X)))
+    assert int(optimizer.t) == 2
