@@ -295,26 +295,26 @@ def _check_mean_function(model: GPModel, X: np.ndarray) -> None:
         )
 
 
-def index_columns(kernel: Kernel, input_dim: int) -> list[int]:
-    """Columns of X that hold output indices of Coregion kernels."""
+def index_columns(kernel: Kernel, input_dim: int) -> list[tuple[int, int]]:
+    """Columns of X that hold output indices of Coregion kernels, and how many outputs each has."""
     leaves = [leaf for leaf in kernel_leaves(kernel) if isinstance(leaf, Coregion)]
-    return [int(column) for leaf in leaves for column in active_columns(leaf, input_dim)]
+    return [
+        (int(column), leaf.output_dim)
+        for leaf in leaves
+        for column in active_columns(leaf, input_dim)
+    ]
 
 
 def _check_output_indices(kernel: Kernel, X: np.ndarray) -> None:
-    for leaf in kernel_leaves(kernel):
-        if not isinstance(leaf, Coregion):
-            continue
-        for column in active_columns(leaf, X.shape[1]):
-            indices = X[:, column]
-            valid = (indices == np.round(indices)) & (indices >= 0) & (indices < leaf.output_dim)
-            if not valid.all():
-                row = np.flatnonzero(~valid)[0]
-                raise ValueError(
-                    f"X column {column} holds the output indices of a Coregion kernel, which must "
-                    f"be integers from 0 to {leaf.output_dim - 1}, but row {row} has "
-                    f"{indices[row]:g}."
-                )
+    for column, outputs in index_columns(kernel, X.shape[1]):
+        indices = X[:, column]
+        valid = (indices == np.round(indices)) & (indices >= 0) & (indices < outputs)
+        if not valid.all():
+            row = np.flatnonzero(~valid)[0]
+            raise ValueError(
+                f"X column {column} holds the output indices of a Coregion kernel, which must be "
+                f"integers from 0 to {outputs - 1}, but row {row} has {indices[row]:g}."
+            )
 
 
 def check_module(network: Any) -> None:

@@ -22,7 +22,7 @@ from .checks import check_finite, check_shape, check_targets, index_columns, to_
 from .fit import fit
 from .gpnet import GPNet
 from .history import History
-from .hyperparameters import fit_from_starts, has_independent_outputs
+from .hyperparameters import NO_NOISE, fit_from_starts, has_independent_outputs
 from .inference_networks import (
     RFE,
     AdaptiveBasis,
@@ -47,8 +47,6 @@ _STEPS = (400, 6000)
 _STEPS_OF_WEIGHTS = 20
 """Where natural steps have nothing but the weights to learn; the exact pass at the end does it."""
 _TIMED_STEPS = 10
-_LEAST_NOISE = 1e-5
-"""Of scaled targets; GPflow's least variance is 1e-6."""
 
 MakeNetwork = Callable[[Kernel, AnyNDArray, int, int], InferenceNetwork]
 """From the prior's kernel, scaled inputs [N, D], L and a seed."""
@@ -124,11 +122,12 @@ def defaults(
 ) -> Recipe:
     """A GPNet for these data, without settings of one's own: one recipe for all data sets.
 
-    Inputs, and targets of Gaussian and Student-t likelihoods, are scaled inside the model; the
-    kernel is about scaled data, and for a Gaussian likelihood its hyperparameters and the noise
-    start from an exact GP on at most 1,000 rows. :meth:`Recipe.fit` then trains a few candidate
-    networks and keeps the one that predicts held-out training rows best, or one nearer to the
-    kernel that is worse by less than a standard error (Breiman et al. 1984, section 3.4.3).
+    Inputs, and targets of Gaussian, Student-t and KnownNoise likelihoods, are scaled inside the
+    model; the kernel is about scaled data, and for a Gaussian likelihood its hyperparameters and the
+    noise start from an exact GP on at most 1,000 rows; for KnownNoise hyperparameters do, of a GP whose
+    noise is the mean of the known ones. :meth:`Recipe.fit` then trains a few candidate networks and
+    keeps the one that predicts held-out training rows best, or one nearer to the kernel that is
+    worse by less than a standard error (Breiman et al. 1984, section 3.4.3).
 
     >>> recipe = gpn.defaults(kernel, X, Y)  # then recipe.fit(seconds=60) and recipe.model
     >>> [candidate.name for candidate in recipe.candidates]
@@ -148,7 +147,9 @@ def defaults(
     base = base_likelihood(likelihood)
     data = to_tensors((X, Y), likelihood)
     if len(data[0]) < 2:
-        raise ValueError("defaults needs 2 rows or more, to train and to choose by, got 1.")
+        raise ValueError(
+            f"defaults needs 2 rows or more, to train and to choose by, got {len(data[0])}."
+        )
     check_finite("X", data[0].numpy())
     if not isinstance(likelihood, RowDataLikelihood):
         check_targets(likelihood, data[1].numpy())
@@ -156,7 +157,7 @@ def defaults(
     scaling = Scaling.from_data(
         (data[0], targets),
         targets=isinstance(base, (Gaussian, StudentT, KnownNoise)),
-        unscaled=index_columns(kernel, data[0].shape[1]),
+        unscaled=[column for column, _ in index_columns(kernel, data[0].shape[1])],
     )
     if isinstance(base, (Gaussian, KnownNoise)) and has_independent_outputs(kernel):
         scaled = scaling(data, likelihood)
@@ -177,7 +178,7 @@ def _of_mean_noise(likelihood: Likelihood, Y: tf.Tensor) -> Gaussian:
     while not isinstance(likelihood, KnownNoise):
         Y = likelihood.split(Y)[0] if isinstance(likelihood, RowDataLikelihood) else Y
         likelihood = likelihood.base
-    noise = Gaussian(max(float(np.nanmean(likelihood.split(Y)[1])), _LEAST_NOISE))
+    noise = Gaussian(max(float(np.nanmean(likelihood.split(Y)[1])), NO_NOISE))
     gpflow.set_trainable(noise, likelihood.variance is not None)
     return noise
 

@@ -276,7 +276,7 @@ def fit(
     score = _compiled_score(model)
     started = time.perf_counter() - (0.0 if saved is None else float(saved[0]["seconds"]))
     losses: list[tf.Tensor] = []
-    explained: WatchedRows | None = None
+    watched: WatchedRows | None = None
     number = first
     shapes = None if saved is None else saved[0].get("shapes")
 
@@ -287,7 +287,7 @@ def fit(
             batch, number, last = source(before + step), step + 1, step + 1 == num_steps
             rest = () if held is None else (_held_out_batch(held, seed, before + step),)
             if step == first and isinstance(model, InferenceNetworkModel):
-                explained = WatchedRows(model, batch)
+                watched = WatchedRows(model, batch)
             if shapes is None:
                 shapes = [values.shape.as_list() for values in batch]
             elif step == first:
@@ -330,8 +330,8 @@ def fit(
     if polish and natural and everything is not None:
         with _step_named(number, model, checkpoints):
             optimizer.polish(everything.in_order(), strategy=strategy)
-    if explained is not None:
-        explained.warn_of_divergence()
+    if watched is not None:
+        watched.warn_of_divergence()
     return history
 
 

@@ -27,9 +27,9 @@ from .latent_prior import latent_kernels
 from .likelihoods import RowDataLikelihood, base_likelihood, target_columns
 from .spectral import active_columns, kernel_leaves
 
-__all__ = ["fit_from_starts", "fit_hyperparameters", "has_independent_outputs"]
+__all__ = ["NO_NOISE", "fit_from_starts", "fit_hyperparameters", "has_independent_outputs"]
 
-_NO_NOISE = 1e-5
+NO_NOISE = 1e-5
 """Of scaled targets; GPflow's least variance is 1e-6."""
 
 
@@ -191,7 +191,7 @@ def fit_from_starts(kernel: Kernel, likelihood: Likelihood, data: Any, **setting
         lengthscales.assign(np.full(lengthscales.shape, np.sqrt(np.shape(data[0])[1])))
     fit_hyperparameters(kernel, likelihood, data, **settings)
     noise = base_likelihood(likelihood).variance
-    if moved and isinstance(noise, Parameter) and noise.numpy() < _NO_NOISE:
+    if moved and isinstance(noise, Parameter) and noise.numpy() < NO_NOISE:
         for module, values in zip(modules, given, strict=True):
             multiple_assign(module, values)
         fit_hyperparameters(kernel, likelihood, data, **settings)

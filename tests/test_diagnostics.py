@@ -110,6 +110,16 @@ def test_divergence_is_judged_by_expected_log_likelihoods_of_the_rows(rng, scale
         watched.warn_of_divergence()
 
 
+def test_going_back_from_a_good_start_to_the_prior_is_no_divergence(rng):
+    X, Y = make_data(rng)
+    model = make_gpnet(10)
+    fit(model, (X, Y), batch_size=10)
+    watched = WatchedRows(model, model.checked((X, Y)))
+    model.inference_network.q_mu.assign(np.zeros((8, 1)))
+    model.inference_network.q_sqrt.assign(np.eye(8)[None])
+    watched.warn_of_divergence()  # warnings are errors in these tests
+
+
 def test_mixed_latent_gps_and_missing_targets_are_judged_too(rng):
     X, Y = make_data(rng)
     kernels = [gpflow.kernels.SquaredExponential() for _ in range(2)]

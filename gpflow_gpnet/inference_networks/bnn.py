@@ -97,7 +97,7 @@ class BNN(InferenceNetwork):
         self.draw = tf.Variable(0, dtype=tf.int32, trainable=False, name="draw")
         self._prior_variance = start.variance
         self._scale_to_prior(typical_inputs(start.input_dim))
-        self._at_start = flattened(self.layers[-1].parameters)
+        self._at_start = flattened(self._first_to_move)
 
     @property
     def num_latent_gps(self) -> int:
@@ -109,10 +109,13 @@ class BNN(InferenceNetwork):
         return self.means.center
 
     @property
+    def _first_to_move(self) -> tuple[Parameter, ...]:
+        """What training moves: the last biases or, where the mean is frozen, variances."""
+        return self.means.b[-1], *self.layers[-1].parameters
+
+    @property
     def is_trained(self) -> bool:
-        # Any gradient step moves the last biases from 0, or where means are frozen variances.
-        moved = flattened(self.layers[-1].parameters) != self._at_start
-        return bool(np.any(self.means.b[-1]) or np.any(moved))
+        return not np.array_equal(flattened(self._first_to_move), self._at_start)
 
     def initialise(self, X: np.ndarray) -> None:
         """Standardise the inputs and scale the last layer by at most 2,000 rows of X [N, D]."""

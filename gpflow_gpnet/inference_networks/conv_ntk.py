@@ -119,7 +119,7 @@ class ConvNTK(InferenceNetwork):
         # In a namespace, so that the network's parameters do not include the prior's.
         self._start = SimpleNamespace(kernel=None if kernel is None else freeze(kernel))
         self.scale_variances(rng.normal(size=(16, self.input_dim)))
-        self._at_start = flattened(self.heads.variances)
+        self._at_start = flattened(self._first_to_move)
 
     def _set_weight_prior(self) -> None:
         heads = self.heads
@@ -140,10 +140,13 @@ class ConvNTK(InferenceNetwork):
         return int(self.heads.b2.shape[0])
 
     @property
+    def _first_to_move(self) -> tuple[Parameter, ...]:
+        """What training moves: the last biases or, where the mean is frozen, variances."""
+        return self.heads.b2, *self.heads.variances
+
+    @property
     def is_trained(self) -> bool:
-        # Any gradient step moves the last biases from 0, or where they are frozen variances.
-        moved = flattened(self.heads.variances) != self._at_start
-        return bool(np.any(self.heads.b2) or np.any(moved))
+        return not np.array_equal(flattened(self._first_to_move), self._at_start)
 
     def initialise(self, X: np.ndarray) -> None:
         """Scale features to size 1, and V to the prior's variance, by some rows of X [N, D]."""

@@ -110,7 +110,7 @@ class NTK(InferenceNetwork):
         self._num_latent_gps = latents
         self._prior_variance = start.variance
         self._scale_to_prior(typical_inputs(start.input_dim))
-        self._at_start = flattened(self.tangents.variances)
+        self._at_start = flattened(self._first_to_move)
 
     @property
     def num_latent_gps(self) -> int:
@@ -122,11 +122,15 @@ class NTK(InferenceNetwork):
         return getattr(self.tangents.body, "center", 0.0)
 
     @property
+    def _first_to_move(self) -> tuple[Parameter, ...]:
+        """What training moves: the last biases or, where the mean is frozen, variances."""
+        body = self.tangents.body
+        biases = (body.b[-1],) if isinstance(body, MLP) else ()
+        return *biases, *self.tangents.variances
+
+    @property
     def is_trained(self) -> bool:
-        # Any gradient step moves an MLP's last biases from 0, or where it is frozen variances.
-        last = self.tangents.body.b[-1] if isinstance(self.tangents.body, MLP) else 0.0
-        moved = flattened(self.tangents.variances) != self._at_start
-        return bool(np.any(last) or np.any(moved))
+        return not np.array_equal(flattened(self._first_to_move), self._at_start)
 
     def initialise(self, X: np.ndarray) -> None:
         """Standardise the inputs (but a Keras model's) and scale V by X [N, D], of which by at most
