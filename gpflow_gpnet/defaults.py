@@ -123,11 +123,11 @@ def defaults(
     """A GPNet for these data, without settings of one's own: one recipe for all data sets.
 
     Inputs, and targets of Gaussian, Student-t and KnownNoise likelihoods, are scaled inside the
-    model; the kernel is about scaled data, and for a Gaussian likelihood its hyperparameters and the
-    noise start from an exact GP on at most 1,000 rows; for KnownNoise hyperparameters do, of a GP whose
-    noise is the mean of the known ones. :meth:`Recipe.fit` then trains a few candidate networks and
-    keeps the one that predicts held-out training rows best, or one nearer to the kernel that is
-    worse by less than a standard error (Breiman et al. 1984, section 3.4.3).
+    model; the kernel is about scaled data, and for a Gaussian likelihood its hyperparameters and
+    the noise start from an exact GP on at most 1,000 rows (for KnownNoise the hyperparameters, from
+    one whose noise is the mean of the known). :meth:`Recipe.fit` then trains a few candidate
+    networks and keeps the one that predicts held-out training rows best, or one nearer to the
+    kernel that is worse by less than a standard error (Breiman et al. 1984, section 3.4.3).
 
     >>> recipe = gpn.defaults(kernel, X, Y)  # then recipe.fit(seconds=60) and recipe.model
     >>> [candidate.name for candidate in recipe.candidates]
