@@ -150,6 +150,17 @@ def test_checkpoint_restores_the_network(name, tmp_path):
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("name", ["ntk", "bnn", "bnn, matrix", "conv ntk, keras"])
+def test_loaded_variances_are_not_started_anew(name, tmp_path):
+    """Where the mean is frozen, nothing but they says that a network has been trained."""
+    network, loaded = NETWORKS[name](), NETWORKS[name]()
+    assert not network.is_trained
+    network.initialise(inputs(20))
+    gpn.save_arrays(network, tmp_path / "arrays.npz")
+    gpn.load_into(loaded, tmp_path / "arrays.npz")
+    assert loaded.is_trained
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_summary_and_freezing(name):
     network = NETWORKS[name]()
