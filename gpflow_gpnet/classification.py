@@ -10,6 +10,7 @@ import tensorflow as tf
 from check_shapes import check_shapes
 from gpflow.base import AnyNDArray
 from gpflow.likelihoods import Bernoulli, MultiClass, Softmax
+from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from . import random_numbers
@@ -37,7 +38,7 @@ _ROUNDING = 1e-3
 
 @check_shapes("X: [N, D]", "return: [N, C]")
 def class_probabilities(
-    model: Any, X: Any, num_samples: int = 1000, seed: int = 0, rows: int = _ROWS
+    model: Any, X: Any, num_samples: int = 2048, seed: int = 0, rows: int = _ROWS
 ) -> AnyNDArray:
     """p(class | x, data), f integrated out.
 
@@ -47,12 +48,11 @@ def class_probabilities(
 
     By quadrature for ``Bernoulli`` (two classes, of which the second is Y = 1) and ``MultiClass``,
     whose rows miss 1 by up to a tenth where variances differ much, and are divided by their sums;
-    for ``Softmax`` the mean over samples of f, which has a standard error below
-    0.5 / sqrt(num_samples).
+    for ``Softmax`` the mean over quasi-random f (for ten classes, within .002 by default).
 
     :param model: any with ``predict_f`` and a likelihood; a variance of 0 is a deterministic
         network.
-    :param num_samples: of f at each row, the same normal numbers for all batches of rows.
+    :param num_samples: of f at each row, from the same normal numbers.
     :param seed: of the samples.
     :param rows: how many to treat at a time.
     :raises TypeError: for another likelihood.
@@ -71,10 +71,8 @@ def class_probabilities(
     def probabilities(X: tf.Tensor) -> tf.Tensor:
         mean, variance = model.predict_f(X)
         if isinstance(likelihood, Softmax):
-            shape = [num_samples, 1, mean.shape[-1]]
-            normal = random_numbers.normal(shape, [seed, 0], mean.dtype)
             scale = tf.sqrt(tf.maximum(variance, 0.0))  # which rounding can leave below 0
-            return tf.reduce_mean(tf.nn.softmax(mean + scale * normal), axis=0)
+            return _mean_softmax(mean, scale, _normal(num_samples, mean.shape[-1], seed))
         if isinstance(likelihood, Bernoulli) and mean.shape[-1] != 1:
             raise ValueError(
                 f"class probabilities of Bernoulli need one latent GP, got {mean.shape[-1]}."
@@ -92,7 +90,22 @@ def class_probabilities(
     return np.concatenate(parts)
 
 
-def scores(model: Any, data: Any, *, num_samples: int = 1000, seed: int = 0) -> dict[str, float]:
+def _normal(num: int, dim: int, seed: int) -> AnyNDArray:
+    """Quasi-random N(0, 1) numbers [num, dim]: scores of many rows share their error."""
+    return ndtri(random_numbers.low_discrepancy(num, dim, np.random.default_rng(seed)))
+
+
+def _mean_softmax(mean: tf.Tensor, scale: tf.Tensor, normal: AnyNDArray) -> tf.Tensor:
+    """Class probabilities [N, C], row by row to save memory."""
+    steps = tf.constant(normal, mean.dtype)
+
+    def of_row(moments: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        return tf.reduce_mean(tf.nn.softmax(moments[0] + moments[1] * steps), axis=0)
+
+    return tf.map_fn(of_row, (mean, scale), fn_output_signature=mean.dtype)
+
+
+def scores(model: Any, data: Any, *, num_samples: int = 2048, seed: int = 0) -> dict[str, float]:
     """:func:`probability_scores` of a model's :func:`class_probabilities`.
 
     >>> classifier = gpn.GPNet(kernel, gpflow.likelihoods.Bernoulli(), X[:5], num_data=len(X))

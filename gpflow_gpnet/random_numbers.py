@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import tensorflow as tf
 from check_shapes import check_shapes
-from gpflow.base import TensorType
+from gpflow.base import AnyNDArray, TensorType
+from scipy.stats import qmc
 
-__all__ = ["ALGORITHM", "draw_seed", "integers", "normal", "uniform"]
+__all__ = ["ALGORITHM", "draw_seed", "integers", "low_discrepancy", "normal", "uniform"]
 
 ALGORITHM = "philox"
 """The generator; TensorFlow's default one differs under XLA."""
@@ -38,3 +41,17 @@ def uniform(shape: TensorType, seed: TensorType, dtype: tf.DType) -> tf.Tensor:
 def normal(shape: TensorType, seed: TensorType, dtype: tf.DType) -> tf.Tensor:
     """Independent N(0, 1) numbers, by the normal's quantile function."""
     return tf.math.ndtri(uniform(shape, seed, dtype))
+
+
+@check_shapes("return: [num, dim]")
+def low_discrepancy(num: int, dim: int, rng: np.random.Generator) -> AnyNDArray:
+    """Points [num, dim] of the unit cube, spread evenly; each one uniform.
+
+    A scrambled Sobol sequence whose coordinates are moved into num equal strata, for any num; in
+    random order, since a regular subset of the sequence is far from even.
+    """
+    with warnings.catch_warnings():  # of numbers that are not powers of two, for which strata help
+        warnings.simplefilter("ignore", UserWarning)
+        points = qmc.Sobol(dim, seed=rng).random(num)
+    strata = np.argsort(np.argsort(points, axis=0), axis=0)
+    return rng.permutation((strata + rng.random((num, dim))) / num)

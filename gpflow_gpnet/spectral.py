@@ -6,7 +6,6 @@ spectral measure (Rahimi and Recht 2007). ``spectral_measure.register(Class)`` a
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,8 @@ from gpflow.kernels import (
 )
 from gpflow.utilities import Dispatcher
 from scipy import stats
-from scipy.stats import qmc
+
+from . import random_numbers
 
 __all__ = [
     "KernelDispatcher",
@@ -290,19 +290,6 @@ def _spread_lengthscales(kernel: Stationary, input_dim: int) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(infinite, columns[:, None], lengthscales)
 
 
-def _low_discrepancy(num: int, dim: int, rng: np.random.Generator) -> AnyNDArray:
-    """Points [num, dim] of the unit cube, spread evenly; each one uniform.
-
-    A scrambled Sobol sequence whose coordinates are moved into num equal strata, for any num; in
-    random order, since a regular subset of the sequence is far from even.
-    """
-    with warnings.catch_warnings():  # of numbers that are not powers of two, for which strata help
-        warnings.simplefilter("ignore", UserWarning)
-        points = qmc.Sobol(dim, seed=rng).random(num)
-    strata = np.argsort(np.argsort(points, axis=0), axis=0)
-    return rng.permutation((strata + rng.random((num, dim))) / num)
-
-
 def _scale_mixture(kernel: Stationary, input_dim: int, scale: Scale) -> SpectralMeasure:
     """Measure of frequencies scale * N(0, I), with one draw of the scale for each frequency.
 
@@ -318,7 +305,7 @@ def _scale_mixture(kernel: Stationary, input_dim: int, scale: Scale) -> Spectral
         if len(columns) > _FEW_INPUTS:
             normal, level = rng.standard_normal((num, len(columns))), rng.random((num, 1))
         else:
-            levels = _low_discrepancy(num, len(columns) + 1, rng)
+            levels = random_numbers.low_discrepancy(num, len(columns) + 1, rng)
             # w and -w are the same frequency: half of the space is enough, in one coordinate.
             levels[:, 1] = 0.5 + 0.5 * levels[:, 1]
             normal, level = stats.norm.ppf(levels[:, 1:]), levels[:, :1]
