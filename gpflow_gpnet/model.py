@@ -100,7 +100,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         self,
         kernel: Kernel,
         likelihood: Likelihood,
-        inference_network: InferenceNetwork | TensorType,
+        inference_network: InferenceNetwork | TensorType | None = None,
         *,
         mean_function: MeanFunction | None = None,
         num_latent_gps: int = 1,
@@ -108,6 +108,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         measurement: Any = None,
         num_measurement_points: int | None = None,
         scaling: Scaling | None = None,
+        inducing_variable: Any = None,
     ) -> None:
         """
         :param kernel: prior covariance, any GPflow kernel.
@@ -126,16 +127,24 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             correction of a linear network, by default no more than 200 or half its features.
         :param scaling: of inputs and targets inside the model: kernel, likelihood, mean function
             and network are then about scaled data, all else about the data as they are.
+        :param inducing_variable: SVGP's name for inference_network, one of which is needed.
         :raises ValueError: naming the argument that does not fit.
-        :raises TypeError: for a network that TensorFlow cannot track, or of the wrong type.
+        :raises TypeError: for a network that TensorFlow cannot track, or of the wrong type, and for
+            none or two.
         """
         if default_float() == np.float16:
             raise ValueError(
                 "GPflow's default float is float16, in which covariances are not positive "
                 "definite: set float32 or float64 with gpflow.config.set_default_float."
             )
+        if (inference_network is None) == (inducing_variable is None):
+            raise TypeError(
+                f"{type(self).__name__} takes inference_network or, as SVGP, inducing_variable: "
+                f"got {'neither' if inference_network is None else 'both'}."
+            )
         super().__init__(kernel, likelihood, mean_function, num_latent_gps)
-        inference_network = _inducing_inputs(inference_network)
+        given = inducing_variable if inference_network is None else inference_network
+        inference_network = _inducing_inputs(given)
         if not isinstance(inference_network, tf.Module) and not callable(inference_network):
             points = check_shape(inference_network, "inference_network")
             check_finite("inference_network", points)

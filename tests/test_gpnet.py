@@ -651,6 +651,18 @@ def test_gpflows_inducing_points_are_taken_as_their_array(wrap):
     )
 
 
+@pytest.mark.parametrize("model_class", [gpn.GPNet, gpn.FBNN])
+def test_svgp_s_name_of_the_third_argument(model_class):
+    kernel, Z = gpflow.kernels.Matern32(), fixed_points(4)
+    model = model_class(kernel=kernel, likelihood=Gaussian(), inducing_variable=Z, num_data=30)
+    np.testing.assert_array_equal(model.measurement.X, Z)
+    name = model_class.__name__
+    with pytest.raises(TypeError, match=f"{name} takes inference_network or.*: got neither"):
+        model_class(kernel, Gaussian())
+    with pytest.raises(TypeError, match=f"{name} takes inference_network or.*: got both"):
+        model_class(kernel, Gaussian(), Z, inducing_variable=Z)
+
+
 def test_points_that_are_not_finite_are_named():
     Z = np.where(np.arange(4) == 2, np.nan, 0.0)[:, None]
     with pytest.raises(ValueError, match=r"inference_network has NaN.* row 2"):
