@@ -94,7 +94,6 @@ class EarlyStopping(Callback):
         self._best = np.inf
         self._waited = 0
         self._snapshot: dict[str, tf.Tensor] = {}
-        self._rows_before = history.num_rows
 
     def __call__(self, step: int) -> bool | None:
         score = self.history.last("validation_nlpd", step)
@@ -134,12 +133,7 @@ class EarlyStopping(Callback):
         }
 
     def on_end(self) -> None:
-        """Restore the best step's parameters.
-
-        :raises ValueError: if no validation score was ever recorded.
-        """
-        if self.best_step is None and self.history.num_rows > self._rows_before:
-            raise ValueError("EarlyStopping saw no validation score: give fit validation_data.")
+        """Restore the best step's parameters, if any step was validated."""
         if self._snapshot:
             for name, variable in named_variables(self.model).items():
                 variable.assign(self._snapshot[name])

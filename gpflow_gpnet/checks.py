@@ -160,6 +160,11 @@ def _check_pair(X: tf.TensorShape, Y: tf.TensorShape, batched: bool = False) -> 
     if X.rank is None or Y.rank is None:  # of a signature that leaves it open
         return
     shapes = f"X has shape {tuple(X)} and Y has shape {tuple(Y)}"
+    if X.rank == Y.rank == 1 and X[0] != Y[0]:
+        raise ValueError(
+            f"{shapes}: both must be matrices, [N, D] and [N, P]; a tf.data.Dataset of single rows "
+            "needs .batch(batch_size)."
+        )
     if Y.rank == 1:
         raise ValueError(f"{shapes}: Y must be a matrix [N, P], use Y[:, None].")
     if X.rank == 1:

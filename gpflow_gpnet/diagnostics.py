@@ -72,6 +72,8 @@ def warn_of_overfitting(history: History) -> None:
     if "validation_nlpd" not in history:
         return
     scored = np.isfinite(history["validation_nlpd"])
+    if not scored.any():
+        return
     steps, loss, nlpd = (history[name][scored] for name in ("step", "loss", "validation_nlpd"))
     best = int(np.argmin(nlpd))
     if nlpd[-1] > nlpd[best] + _OVERFITTING and loss[-1] < loss[best]:

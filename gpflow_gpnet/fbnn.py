@@ -71,7 +71,7 @@ class FBNN(InferenceNetworkModel):
 
     @inherit_check_shapes
     def elbo_part(self, share: Share, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
-        points = tf.concat([X, self.measurement_points(X)], axis=0)
+        points = tf.concat([X, self.objective_points(X)], axis=0)
         return self.functional_elbo(X, Y, points, share)
 
     @inherit_check_shapes

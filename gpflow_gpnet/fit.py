@@ -244,6 +244,8 @@ def fit(
         validation: Any = _checked(model, validation_data, "validation_data: ")
     else:
         validation = None if held is None else held.data
+    if validation is None and _stops_early(callbacks):
+        raise ValueError("EarlyStopping needs validation scores: give fit validation_data.")
     if mirror:
         train_step = optimizer.compiled_step(held is not None, strategy)
     elif callable(optimizer):
@@ -325,7 +327,7 @@ def fit(
     for callback in callbacks:
         if isinstance(callback, Callback):
             callback.on_end()
-    if not any(isinstance(callback, EarlyStopping) for callback in callbacks):
+    if not _stops_early(callbacks):
         warn_of_overfitting(history)
     if polish and natural and everything is not None:
         with _step_named(number, model, checkpoints):
@@ -333,6 +335,10 @@ def fit(
     if watched is not None:
         watched.warn_of_divergence()
     return history
+
+
+def _stops_early(callbacks: Iterable[Any]) -> bool:
+    return any(isinstance(callback, EarlyStopping) for callback in callbacks)
 
 
 def _check_replicas(

@@ -57,7 +57,7 @@ def nugget(covariance: tf.Tensor) -> tf.Tensor:
     relative = tf.maximum(
         tf.constant(default_jitter(), covariance.dtype), 8.0 * _epsilon(covariance.dtype) * size
     )
-    return tf.stop_gradient(relative * _mean_diagonal(covariance))
+    return relative * _mean_diagonal(covariance)
 
 
 def _epsilon(dtype: tf.DType) -> float:

@@ -74,7 +74,7 @@ class GPNet(InferenceNetworkModel):
     def elbo_part(self, share: Share, X: TensorType, Y: TensorType) -> tf.Tensor:
         if isinstance(self.inference_network, LinearNetwork):
             return self._weight_space_elbo(share, X, Y)
-        points = tf.concat([X, self.measurement_points(X)], axis=0)
+        points = tf.concat([X, self.objective_points(X)], axis=0)
         return self.functional_elbo(X, Y, points, share)
 
     def _weight_space_elbo(self, share: Share, X: tf.Tensor, Y: tf.Tensor) -> tf.Tensor:
@@ -85,11 +85,15 @@ class GPNet(InferenceNetworkModel):
         objective = self.likelihood_scale(X) * fit - network.prior_kl() / share.number
         if network.represents(self.kernel):
             return objective
-        points = self.correction_points(X)
+        points = self.objective_points(X)
         features = network.latent_features(points)
         factors = self.prior_factors(points, features)
         correction = self.prior_correction(features, factors, network.offset(points))
         return objective - correction / share.number
+
+    def _objective_points(self, X: TensorType) -> tf.Tensor:
+        linear = isinstance(self.inference_network, LinearNetwork)
+        return self.correction_points(X) if linear else self.measurement_points(X)
 
     @check_shapes("X: [B, D]", "return: [M, D]")
     def correction_points(self, X: TensorType, seed: tf.Tensor | None = None) -> tf.Tensor:

@@ -30,7 +30,7 @@ from .natural_parameters import (
 )
 from .noise_variance import assign_noise_variance, noise_parameter, noise_variance
 from .replicas import Replicas, Share
-from .step_sizes import InverseSqrt, Schedule, as_schedule
+from .step_sizes import InverseSqrt, Schedule, as_schedule, check_step_size
 
 __all__ = ["FunctionalMirrorDescent"]
 
@@ -160,7 +160,11 @@ class FunctionalMirrorDescent(tf.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Settings may be assigned between steps, which then are compiled anew."""
-        super().__setattr__(name, as_schedule(value) if name in _SCHEDULES else value)
+        if name in _SCHEDULES:
+            value = as_schedule(value)
+        if name == "step_size":
+            check_step_size(value)
+        super().__setattr__(name, value)
 
     def _new_adam(self, rate: str) -> Any:
         # The legacy class makes slots for variables it has not seen, so unfreezing goes on.
@@ -354,11 +358,12 @@ class FunctionalMirrorDescent(tf.Module):
         if key not in self._compiled.step:
             self._adam._create_all_weights(network_variables)
             self._hyper_adam._create_all_weights(hyper_variables)
-            # reduce_retracing: a second batch size gives a second, shape-free trace, and no third.
+            # A second batch size gives a second, shape-free trace and no third, but under XLA,
+            # which needs shapes: there each size has its own.
             self._compiled.step[key] = tf.function(
                 partial(self._step, noise, self._replicas(strategy)),
                 autograph=False,
-                reduce_retracing=True,
+                reduce_retracing=not self.jit_compile,
                 jit_compile=self.jit_compile,
             )
         return self._compiled.step[key]

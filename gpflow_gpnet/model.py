@@ -154,21 +154,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             inference_network = _network_from_points(kernel, points, num_latent_gps)
         check_module(inference_network)
         self.inference_network = inference_network
-        self.num_data = _checked_num_data(num_data)
+        self.num_data = num_data
         self.scaling = scaling
-        self.measurement: MeasurementDistribution | None = as_measurement(measurement)
-        if scaling is not None:
-            scaling.check_likelihood(likelihood)
-            scaling.check_kernel(kernel)
-            if self.measurement is not None:
-                self.measurement = self.measurement.mapped(scaling.inputs, scaling.original_inputs)
-        if num_measurement_points is not None and num_measurement_points < 1:
-            raise ValueError(
-                f"num_measurement_points must be at least 1, got {num_measurement_points}."
-            )
+        self.measurement: MeasurementDistribution | None = measurement
         self.num_measurement_points = num_measurement_points
         # In a namespace, so that the model's parameters do not include the optimiser's state.
-        self._training = SimpleNamespace(optimizer=None)
+        self._training = SimpleNamespace(optimizer=None, points=None)
         self._check_latents()
 
     def _check_latents(self) -> None:
@@ -201,13 +192,24 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         save(self, path)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A new kernel is also that of inducing features which were of the old one itself."""
+        """What is assigned is checked as what is given at first; a new kernel is also that of
+        inducing features which were of the old one itself."""
+        if name == "measurement":
+            value = as_measurement(value)
+        elif name == "num_data":
+            value = _checked_num_data(value)
+        elif name == "num_measurement_points" and value is not None and value < 1:
+            raise ValueError(f"num_measurement_points must be at least 1, got {value}.")
+        parts = self.__dict__ | {name: value}
+        if name in ("kernel", "likelihood", "scaling") and parts.get("scaling") is not None:
+            parts["scaling"].check_likelihood(parts["likelihood"])
+            parts["scaling"].check_kernel(parts["kernel"])
         network = self.__dict__.get("inference_network")
         if name == "kernel" and isinstance(network, tf.Module):
             for part in (network, *network.submodules):
                 if isinstance(part, InducingFeatures) and part.kernel is self.kernel:
                     part.kernel = value
-        super().__setattr__(name, as_measurement(value) if name == "measurement" else value)
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Called for what is missing only: say where SVGP's attributes are."""
@@ -335,7 +337,22 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         measurement = self.measurement
         if measurement is None:
             measurement = Mixture(BatchInputs(), KernelSmoothed(None, self.kernel))
+        elif self.scaling is not None:
+            measurement = measurement.mapped(self.scaling.inputs, self.scaling.original_inputs)
         return tf.stop_gradient(measurement.sample(number, seed, X))
+
+    @check_shapes("X: [B, D]", "return: [M, D]")
+    def objective_points(self, X: TensorType) -> tf.Tensor:
+        """The measurement points of the objective at a batch's inputs, scaled.
+
+        Those of a closure of one batch stay where they were when it was made: smoothed ones follow
+        the kernel's lengthscales, and gradients do not know of it.
+        """
+        fixed = self._training.points
+        return self._objective_points(X) if fixed is None else fixed
+
+    def _objective_points(self, X: TensorType) -> tf.Tensor:
+        return self.measurement_points(X)
 
     # ------------------------------------------------------------------ objective
 
@@ -417,6 +434,9 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
     def training_loss_closure(self, data: Any, *, compile: bool = True) -> Callable[[], tf.Tensor]:
         """A closure of the training loss for GPflow's and Keras's optimisers.
 
+        Of one batch it is one function of the parameters, as line searches need: the measurement
+        points are those of the kernel as it is now.
+
         :param data: one batch (X, Y), or an iterator that gives a new one each call.
         :raises ValueError: for data that the model cannot be trained on, or minibatches without
             ``num_data``. The closure of minibatches raises it inside ``gpflow.optimizers.Scipy``.
@@ -436,8 +456,18 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             return self.training_loss_closure(iter(data), compile=compile)
         batch = to_tensors(data, self.likelihood)
         check_batch(self, batch)
-        check_far_from_origin(self, np.asarray(self.scaled_inputs(batch[0])))
-        return super().training_loss_closure(batch, compile=compile)
+        inputs = self.scaled_inputs(batch[0])
+        check_far_from_origin(self, np.asarray(inputs))
+        points = self.objective_points(inputs)
+
+        def loss_at_points() -> tf.Tensor:
+            self._training.points = points
+            try:
+                return self._training_loss(batch)
+            finally:
+                self._training.points = None
+
+        return tf.function(loss_at_points, autograph=False) if compile else loss_at_points
 
     # ------------------------------------------------------------------ predictions
 
@@ -626,9 +656,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises NotImplementedError: as :meth:`predict_quantiles`.
         """
         X = self.scaled_inputs(Xnew)
-        key = (
-            tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32) if seed is None else [0, seed]
-        )
+        key = _key(seed)
         values = sample_observations(
             base_likelihood(self.likelihood), X, *self._predict_scaled_f(X), num_samples, key
         )
@@ -645,9 +673,7 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         network = self.inference_network
         if not hasattr(network, "sample_functions"):
             raise NotImplementedError(f"{type(network).__name__} gives no function samples.")
-        rng = np.random.default_rng(random_numbers.draw_seed() if seed is None else seed)
-        key = rng.integers(0, 2**31 - 1, size=2)
-        latent = network.sample_functions(num_samples, tf.constant(key, tf.int32))
+        latent = network.sample_functions(num_samples, _key(seed))
 
         def functions(X: TensorType) -> tf.Tensor:
             X = self.scaled_inputs(X)
@@ -658,6 +684,12 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             return values if self.scaling is None else self.scaling.original_mean(values)
 
         return functions
+
+
+def _key(seed: int | None) -> tf.Tensor:
+    """Stateless seed [2] of a number, or of TensorFlow's global generator."""
+    rng = np.random.default_rng(random_numbers.draw_seed() if seed is None else seed)
+    return tf.constant(rng.integers(0, 2**31 - 1, size=2), tf.int32)
 
 
 def _minibatch_closure(closure: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:

@@ -15,7 +15,6 @@ import tensorflow_probability as tfp
 from check_shapes import check_shapes
 from gpflow import likelihoods
 from gpflow.base import AnyNDArray, TensorType
-from gpflow.config import default_float
 from gpflow.likelihoods import Likelihood
 
 from .observations import conditional_distribution
@@ -57,7 +56,7 @@ def predictive_quantiles(
     :raises ValueError: for other levels, and for likelihoods of unordered classes.
     :raises NotImplementedError: for a likelihood without a `conditional_distribution`.
     """
-    level = _checked(levels)
+    level = _checked(levels, tf.as_dtype(mean.dtype))
     if isinstance(likelihood, (likelihoods.MultiClass, likelihoods.Softmax)):
         raise ValueError(
             f"{type(likelihood).__name__}: unordered classes have no quantiles; predict_y gives "
@@ -84,8 +83,8 @@ def predictive_quantiles(
     return _search(cdf, level, integers)
 
 
-def _checked(levels: Any) -> tf.Tensor:
-    values: AnyNDArray = np.asarray(levels, default_float())
+def _checked(levels: Any, dtype: tf.DType) -> tf.Tensor:
+    values: AnyNDArray = np.asarray(levels, dtype.as_numpy_dtype)
     if values.ndim != 1 or not values.size or not ((values > 0.0) & (values < 1.0)).all():
         raise ValueError(
             f"levels must be a list of numbers strictly between 0 and 1, got {levels!r}."

@@ -9,7 +9,15 @@ from numbers import Real
 import tensorflow as tf
 from gpflow.utilities import to_default_float
 
-__all__ = ["Constant", "InverseSqrt", "InverseTime", "LinearDecay", "Schedule", "as_schedule"]
+__all__ = [
+    "Constant",
+    "InverseSqrt",
+    "InverseTime",
+    "LinearDecay",
+    "Schedule",
+    "as_schedule",
+    "check_step_size",
+]
 
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 """From the step t = 0, 1, … to a number; Keras's learning-rate schedules are such functions."""
@@ -102,6 +110,16 @@ def as_schedule(value: float | Schedule) -> Schedule:
     if isinstance(value, Real):
         return Constant(float(value))
     raise TypeError(f"a schedule must be a number or a callable of the step t, got {value!r}.")
+
+
+def check_step_size(schedule: Schedule) -> None:
+    """Refuse a β outside (0, 1] at the first step.
+
+    >>> gpn.step_sizes.check_step_size(gpn.InverseTime())
+
+    :raises ValueError: naming it.
+    """
+    _check_beta("step_size", float(schedule(tf.constant(0, tf.int64))))
 
 
 def _check_non_negative(name: str, value: float) -> None:

@@ -74,8 +74,17 @@ def test_a_second_run_starts_afresh():
 
 
 def test_early_stopping_needs_validation():
+    steps = []
     with pytest.raises(ValueError, match="give fit validation_data"):
-        fit([EarlyStopping()], num_steps=2, validation_data=None)
+        fit([EarlyStopping(), steps.append], num_steps=2, validation_data=None)
+    assert not steps
+
+
+def test_what_ends_before_the_first_validation_keeps_its_parameters():
+    stopping = EarlyStopping()
+    model, history = fit([stopping, lambda step: step == 3], validate_every=10)
+    assert stopping.best_step is None and history["step"][-1] == 3
+    assert model.slope.numpy() > 0.2
 
 
 def test_patience_must_be_positive():

@@ -90,6 +90,7 @@ def test_columns_that_are_not_numbers_are_named(X, column):
 @pytest.mark.parametrize(
     "X, Y, message",
     [
+        ((2,), (1,), r"\(2,\).*\(1,\).*single rows needs .batch\(batch_size\)"),
         ((7, 2), (7,), r"\(7, 2\).*\(7,\).*use Y\[:, None\]"),
         ((7,), (7, 1), r"\(7,\).*\(7, 1\).*use X\[:, None\]"),
         ((7, 2), (6, 1), r"\(7, 2\).*\(6, 1\).*same number of rows"),

@@ -9,7 +9,7 @@ from gpflow.likelihoods import Bernoulli, Gaussian
 from line_model import Line
 
 import gpflow_gpnet as gpn
-from gpflow_gpnet.diagnostics import WatchedRows
+from gpflow_gpnet.diagnostics import WatchedRows, warn_of_overfitting
 
 
 def make_data(rng, num=10):
@@ -67,6 +67,13 @@ def test_over_fitting_is_warned_of_unless_early_stopping_looks_out_for_it(rng):
         history = train()
     assert history["loss"][-1] < history["loss"][0]
     train(callbacks=[gpn.callbacks.EarlyStopping()])  # warnings are errors in these tests
+
+
+def test_validation_scores_may_all_be_infinite():
+    history = gpn.History()
+    for step in (1, 2):
+        history.append(step=step, loss=1.0, validation_nlpd=np.inf)
+    warn_of_overfitting(history)
 
 
 @pytest.mark.parametrize("likelihood, too_fast", [("Gaussian", 1.0), ("Bernoulli", 3.0)])

@@ -625,6 +625,15 @@ def test_from_svgp_trains_a_copy():
     assert model.inference_network.kernel is model.kernel
 
 
+def test_from_svgp_refuses_correlated_latents():
+    """Bare inducing points of a multi-output kernel: q of all values together, [M P, 1]."""
+    kernel = kernels.SharedIndependent(kernels.Matern32(), 2)
+    q = dict(q_mu=np.zeros((12, 1)), q_sqrt=np.eye(12)[None])
+    svgp = gpflow.models.SVGP(kernel, Gaussian(), np.ones((6, 1)), num_latent_gps=2, **q)
+    with pytest.raises(NotImplementedError, match="InducingPoints with a SharedIndependent kernel"):
+        gpn.GPNet.from_svgp(svgp)
+
+
 def test_from_svgp_refuses_separate_inducing_points():
     svgp = trained_svgp(gpflow.kernels.Matern32(), 1, True, False)
     svgp.inducing_variable = gpflow.inducing_variables.SeparateIndependentInducingVariables(
@@ -715,3 +724,39 @@ def test_signatures_may_leave_shapes_open(rng, make, shape):
         np.testing.assert_allclose(got, expected, rtol=1e-12)
     elbo = tf.function(lambda X, Y: model.elbo((X, Y)), input_signature=[spec, spec])
     np.testing.assert_allclose(elbo(X, Y), model.elbo((X, Y)), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "model_class, network",
+    [(gpn.GPNet, "linear"), (gpn.GPNet, "diag"), (gpn.GPNet, "neural"), (gpn.FBNN, "linear")],
+)
+def test_closure_of_a_batch_is_one_function_of_the_kernel_s_parameters(rng, model_class, network):
+    """By default points follow the lengthscales, which the gradient does not know of: a line search
+    then stopped far from the minimum and called it a success."""
+    kernel, data = RBF(1.3, 0.7), make_data(rng, 12)
+    networks = {
+        "linear": lambda: gpn.RFE(kernel, 1, 4),
+        "diag": lambda: gpn.RFE(kernel, 1, 4, covariance="diag"),
+        "neural": lambda: gpn.NTK((3,), kernel=kernel, input_dim=1),
+    }
+    model = model_class(kernel, Gaussian(0.04), networks[network](), num_data=12)
+    model.initialise(data[0])
+    closure = model.training_loss_closure(data)
+    np.testing.assert_allclose(closure(), model.training_loss(data), rtol=1e-10)
+    for parameter in kernel.trainable_variables:
+        with tf.GradientTape() as tape:
+            value = closure()
+        gradient, start, step = tape.gradient(value, parameter), parameter.numpy(), 1e-4
+        ends = []
+        for end in (start + step, start - step):
+            parameter.assign(end)
+            ends.append(float(closure()))
+        parameter.assign(start)
+        assert float(gradient) == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-3)
+
+
+def test_seeds_of_samples_may_be_large():
+    model = make_model()
+    one, same, other = (model.predict_y_samples(XNEW, 2, seed) for seed in (2**40, 2**40, 2))
+    np.testing.assert_array_equal(one, same)
+    assert (one.numpy() != other.numpy()).all()

@@ -320,6 +320,17 @@ def test_step_compiles_under_xla(rng, natural, likelihood):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
+def test_xla_takes_batches_of_several_sizes(rng):
+    """As the last one of a pass is smaller: its trace without shapes could not be compiled."""
+    X, Y = make_data(rng)
+    losses = []
+    for jit_compile in (False, True):
+        model = make_model(Gaussian(0.1), 30, frozen=False)
+        optimizer = gpn.FunctionalMirrorDescent(jit_compile=jit_compile)
+        losses.append([optimizer.minimize(model, (X[:n], Y[:n])) for n in (12, 12, 6, 9)])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
 HOST_OPERATIONS = ("infeed", "outfeed", "send(", "recv(", "custom-call", "callback")
 
 

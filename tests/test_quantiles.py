@@ -274,3 +274,12 @@ def test_the_model_s_samples_have_the_moments_of_predict_y(rng) -> None:
     np.testing.assert_allclose(model.predict_y_samples(inputs, number, seed=3), draws, rtol=1e-12)
     again, other = (model.predict_y_samples(inputs, 2) for _ in range(2))
     assert np.abs(again - other).max() > 1e-3, "no seed should mean new draws"
+
+
+def test_levels_are_in_the_model_s_float_type():
+    """Not in the default's, as it may be by the time of predictions."""
+    kernel = kernels.SquaredExponential()
+    model = gpn.GPNet(kernel, likelihoods.Gaussian(0.1), gpn.RFE(kernel, 1, 4), num_data=4)
+    expected = model.predict_quantiles(X, LEVELS)
+    with gpflow.config.as_context(gpflow.config.Config(float=np.float32, jitter=1e-4)):
+        np.testing.assert_array_equal(model.predict_quantiles(X, LEVELS), expected)

@@ -122,7 +122,7 @@ def test_training_is_that_on_scaled_data(natural: bool) -> None:
     models = pair_of_models()
     for model, data in zip(models, ((X, Y), (XS, YS)), strict=True):
         # Same points, whatever the last bits of the batch.
-        model.measurement = gpn.measurement.Empirical(XS)
+        model.measurement = gpn.measurement.Empirical(data[0])
         optimizer = gpn.FunctionalMirrorDescent(natural=natural, noise="training", seed=1)
         gpn.fit(
             model, data, optimizer=optimizer, num_steps=4, batch_size=24, seed=0, progress=False
@@ -162,7 +162,8 @@ def test_points_that_users_give_are_in_the_units_of_the_data() -> None:
     kernel = gpflow.kernels.SquaredExponential(lengthscales=[1.0, 2.0])
     likelihood = gpflow.likelihoods.Gaussian()
     model = gpn.GPNet(kernel, likelihood, X[:5], num_data=12, scaling=SCALING)
-    points = model.measurement.sample(50, (0, 1), XS).numpy()
+    model.num_measurement_points = 50
+    points = model.measurement_points(XS, (0, 1)).numpy()
     distance = np.abs(points[:, None] - XS[None, :5]).max(axis=-1)
     assert distance.min(axis=1).max() < 1e-8
     box = gpn.measurement.Uniform(X.min(axis=0), X.max(axis=0))
@@ -176,7 +177,8 @@ def test_points_that_users_give_are_in_the_units_of_the_data() -> None:
         scaling=SCALING,
         measurement=gpn.measurement.Mixture(box, smooth, batch, lambda n: np.tile(X[:1], [n, 1])),
     )
-    points = model.measurement.sample(4000, (0, 1), XS).numpy()
+    model.num_measurement_points = 4000
+    points = model.measurement_points(XS, (0, 1)).numpy()
     in_box, smoothed, of_batch, of_user = np.split(points, 4)
     low, high = XS.min(axis=0), XS.max(axis=0)
     assert ((in_box >= low - 1e-9) & (in_box <= high + 1e-9)).all()
@@ -185,6 +187,38 @@ def test_points_that_users_give_are_in_the_units_of_the_data() -> None:
     np.testing.assert_allclose(smoothed.std(axis=0), spread, rtol=0.1)
     assert set(of_batch[:, 0]) == set(XS[:, 0])
     np.testing.assert_allclose(of_user, np.tile(XS[:1], [1000, 1]), atol=1e-9)
+
+
+@pytest.mark.parametrize("assigned", ["measurement", "scaling"])
+def test_parts_assigned_later_are_as_those_given_at_first(assigned: str) -> None:
+    kernel = make_kernel("shared")
+    parts = kernel, gpflow.likelihoods.Gaussian(), gpn.RFE(kernel, 2, 5)
+    given = {"measurement": gpn.measurement.Uniform(X.min(axis=0), X.max(axis=0))}
+    given["scaling"] = SCALING
+    model = gpn.GPNet(*parts, num_data=12, **given)
+    later = gpn.GPNet(*parts, num_data=12, **{k: v for k, v in given.items() if k != assigned})
+    setattr(later, assigned, given[assigned])
+    later.measurement = later.measurement  # what is read may be assigned
+    points = (each.measurement_points(XS, (0, 1)) for each in (model, later))
+    np.testing.assert_array_equal(*points)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("likelihood", gpflow.likelihoods.Poisson(), "Poisson"),
+        ("num_data", -5, "num_data must be positive, got -5"),
+        ("num_measurement_points", 0, "num_measurement_points must be at least 1, got 0"),
+    ],
+)
+def test_what_is_refused_at_first_is_refused_later(name: str, value: object, message: str) -> None:
+    kernel = make_kernel("shared")
+    parts = kernel, gpflow.likelihoods.Gaussian(), gpn.RFE(kernel, 2, 5)
+    model = gpn.GPNet(*parts, num_data=12, scaling=SCALING)
+    before = getattr(model, name)
+    with pytest.raises(ValueError, match=message):
+        setattr(model, name, value)
+    assert getattr(model, name) is before
 
 
 def test_missing_targets_weights_and_known_noise() -> None:

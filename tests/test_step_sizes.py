@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from gpflow.keras import tf_keras
 
+from gpflow_gpnet import FunctionalMirrorDescent
 from gpflow_gpnet.step_sizes import Constant, InverseSqrt, InverseTime, LinearDecay, as_schedule
 
 
@@ -53,6 +54,16 @@ def test_schedules_are_values():
 def test_values_out_of_range_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5, LinearDecay(2.0, 4), lambda t: -1.0])
+def test_step_sizes_of_mirror_descent_are_in_0_to_1(value):
+    with pytest.raises(ValueError, match=r"step_size must be in \(0, 1\], got"):
+        FunctionalMirrorDescent(step_size=value)
+    optimizer = FunctionalMirrorDescent(step_size=LinearDecay(1.0, 4))
+    with pytest.raises(ValueError, match=r"step_size must be in \(0, 1\], got"):
+        optimizer.step_size = value
+    assert optimizer.step_size == LinearDecay(1.0, 4)
 
 
 def test_numbers_and_functions_are_schedules():

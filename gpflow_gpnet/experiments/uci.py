@@ -15,6 +15,7 @@ violins.png is the figure.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from .. import datasets
 from . import protocol, published, tables
@@ -69,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--datasets",
         nargs="+",
         choices=DATASETS,
-        default=DATASETS[:7],
         metavar="NAME",
-        help=f"of {', '.join(DATASETS)} (default: the paper's, which are the first seven)",
+        help=f"of {', '.join(DATASETS)} (default: the paper's, which are the first seven; with "
+        "--report those that have results)",
     )
     protocol.add_arguments(parser, CHOICES, "results/uci", SPLITS)
 
@@ -79,12 +80,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load(options: argparse.Namespace) -> list[Problem]:
     """The chosen data sets and splits."""
     problems = []
-    for name in options.datasets:
+    for name in _chosen(options):
         dataset = datasets.load(name, options.data, verify=not options.no_verify)
         number = options.splits or (5 if len(dataset.X) >= LARGE else 20)
         first = options.first_split
         problems.append(Problem(dataset, range(first, first + number)))
     return problems
+
+
+def _chosen(options: argparse.Namespace) -> Sequence[str]:
+    if options.datasets or not options.report:
+        return options.datasets or DATASETS[:7]
+    folders = (options.out, *options.beside)
+    return [name for name in DATASETS if any((each / f"{name}.csv").exists() for each in folders)]
 
 
 def run(options: argparse.Namespace) -> list[Results]:

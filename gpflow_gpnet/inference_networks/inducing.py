@@ -12,7 +12,7 @@ from gpflow import Parameter
 from gpflow.base import TensorType
 from gpflow.config import default_float, default_jitter
 from gpflow.inducing_variables import InducingPoints
-from gpflow.kernels import Kernel
+from gpflow.kernels import Kernel, MultioutputKernel
 from gpflow.models import SVGP
 
 from ..checks import check_finite
@@ -84,10 +84,11 @@ class InducingFeatures(LinearNetwork):
         """
         given: Any = svgp.inducing_variable
         inducing = getattr(given, "inducing_variable", given)  # what the latent GPs share
-        if not isinstance(inducing, InducingPoints):
+        correlated = inducing is given and isinstance(svgp.kernel, MultioutputKernel)
+        if correlated or not isinstance(inducing, InducingPoints):
             raise NotImplementedError(
                 "from_svgp needs inducing points shared by all latent GPs, got "
-                f"{type(given).__name__}."
+                f"{type(given).__name__} with a {type(svgp.kernel).__name__} kernel."
             )
         independent = len(svgp.q_sqrt.shape) == 2
         diagonal = independent and svgp.whiten

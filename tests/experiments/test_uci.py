@@ -30,6 +30,9 @@ def test_tables_figure_and_rows_are_written(folder, tmp_path, monkeypatch, capsy
     text = (tmp_path / "out" / "tables.md").read_text()
     assert "yacht, GPNet-100" in text and "Against SVGP-500" in text
     assert "yacht, split 0, SVGP-500: RMSE" in capsys.readouterr().out
+    report = ["uci", "--data", str(folder), "--no-verify", "--report", "--out"]
+    main([*report, str(tmp_path / "out")])  # without --datasets, of what is there
+    assert "yacht, GPNet-100" in capsys.readouterr().out
 
 
 def test_other_files_need_a_word(folder):
@@ -41,7 +44,7 @@ def test_splits_follow_the_size(folder, monkeypatch):
     parser = argparse.ArgumentParser()
     uci.add_arguments(parser)
     arguments = ["--data", str(folder), "--no-verify", "--datasets", "yacht"]
-    assert parser.parse_args([]).datasets == uci.DATASETS[:7]
+    assert uci._chosen(parser.parse_args([])) == uci.DATASETS[:7]
     [problem] = uci.load(parser.parse_args([*arguments, "--first-split", "3"]))
     assert problem.splits == range(3, 23) and problem.num_train == 36
     monkeypatch.setattr(uci, "LARGE", 40)
