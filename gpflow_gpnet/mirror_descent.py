@@ -119,7 +119,7 @@ class FunctionalMirrorDescent(tf.Module):
         :param scale_hyper_bound: whether the bound for hyperparameters of the conjugate gradient
             step scales the likelihood by N / B; False as published.
         :param seed: of the measurement points, which depend on (seed, t) alone.
-        :param jit_compile: compile the step with XLA.
+        :param jit_compile: compile the step with XLA, anew for each size that batches have.
         :raises ValueError: for arguments out of range.
         """
         super().__init__(name="FunctionalMirrorDescent")
