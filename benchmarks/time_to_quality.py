@@ -214,7 +214,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         late = [row["nlpd"] for row in own if row["step"] >= 0.1 * last_step(own, row["method"])]
         axis.set_ylim(min(late) - 0.02, max(late) + 0.02)
     axes[0][0].set_ylabel("test NLPD, nats")
-    axes[0][0].legend()
+    axes[0][0].legend(loc="lower right", fontsize="x-small")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
