@@ -656,7 +656,10 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         :raises NotImplementedError: as :meth:`predict_quantiles`.
         """
         X = self.scaled_inputs(Xnew)
-        key = _key(seed)
+        if seed is None:  # drawn in the graph, so that each call of a compiled function is new
+            key = tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
+        else:
+            key = _key(seed)
         values = sample_observations(
             base_likelihood(self.likelihood), X, *self._predict_scaled_f(X), num_samples, key
         )
@@ -673,7 +676,8 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         network = self.inference_network
         if not hasattr(network, "sample_functions"):
             raise NotImplementedError(f"{type(network).__name__} gives no function samples.")
-        latent = network.sample_functions(num_samples, _key(seed))
+        key = _key(random_numbers.draw_seed() if seed is None else seed)
+        latent = network.sample_functions(num_samples, key)
 
         def functions(X: TensorType) -> tf.Tensor:
             X = self.scaled_inputs(X)
@@ -686,10 +690,9 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
         return functions
 
 
-def _key(seed: int | None) -> tf.Tensor:
-    """Stateless seed [2] of a number, or of TensorFlow's global generator."""
-    rng = np.random.default_rng(random_numbers.draw_seed() if seed is None else seed)
-    return tf.constant(rng.integers(0, 2**31 - 1, size=2), tf.int32)
+def _key(seed: int) -> tf.Tensor:
+    """Stateless seed [2] of any number."""
+    return tf.constant(np.random.default_rng(seed).integers(0, 2**31 - 1, size=2), tf.int32)
 
 
 def _minibatch_closure(closure: Callable[[], tf.Tensor]) -> Callable[[], tf.Tensor]:

@@ -760,3 +760,9 @@ def test_seeds_of_samples_may_be_large():
     one, same, other = (model.predict_y_samples(XNEW, 2, seed) for seed in (2**40, 2**40, 2))
     np.testing.assert_array_equal(one, same)
     assert (one.numpy() != other.numpy()).all()
+
+
+def test_samples_without_a_seed_are_new_at_each_call_of_a_compiled_function():
+    model = make_model()
+    draw = tf.function(lambda X: model.predict_y_samples(X, 2), autograph=False)
+    assert (draw(XNEW).numpy() != draw(XNEW).numpy()).all()
