@@ -224,7 +224,7 @@ def mixed(W, likelihood, num_data):
     return model
 
 
-@pytest.mark.parametrize("latents", [2, 3, 6])
+@pytest.mark.parametrize("latents", [2, 3, pytest.param(6, marks=pytest.mark.slow)])
 def test_mixed_latent_gps_absorb_the_means_of_their_joint_posterior(rng, latents):
     """One alike for all would overshoot as many times as there are latent GPs."""
     X, _ = make_data(rng)

@@ -82,7 +82,6 @@ def test_identity_4_non_conjugate_gradient_is_beta_times_the_bounds(rng, beta):
     X = tf.constant(data[0])
     points = tf.concat([X, model.measurement_points(X)], axis=0)
     variables = model.trainable_variables
-    jitter = 1e-6 * 1.3 * np.eye(len(points))
 
     def log_density(mean, cov, expected_mean, expected_cov):
         """E over N(expected_mean, expected_cov) of log N(f; mean, cov), without constants."""
@@ -93,6 +92,7 @@ def test_identity_4_non_conjugate_gradient_is_beta_times_the_bounds(rng, beta):
 
     with tf.GradientTape(persistent=True) as tape:
         mean, cov = model.inference_network(points, full_cov=True)
+        jitter = 1e-6 * model.kernel.variance * np.eye(len(points))
         cov = cov[0] + jitter
         prior = model.kernel(points) + jitter
         old_mean, old_cov = tf.stop_gradient(mean), tf.stop_gradient(cov)
@@ -327,7 +327,7 @@ def test_xla_takes_batches_of_several_sizes(rng):
     for jit_compile in (False, True):
         model = make_model(Gaussian(0.1), 30, frozen=False)
         optimizer = gpn.FunctionalMirrorDescent(jit_compile=jit_compile)
-        losses.append([optimizer.minimize(model, (X[:n], Y[:n])) for n in (12, 12, 6, 9)])
+        losses.append([optimizer.minimize(model, (X[:n], Y[:n])) for n in (12, 6)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 

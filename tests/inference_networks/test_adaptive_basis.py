@@ -71,9 +71,9 @@ def test_natural_step_with_a_residual_mean_is_gpflow_s_natural_gradient(rng, lik
     ours, theirs = models
     optimizer = gpn.FunctionalMirrorDescent(0.4)
     weights = theirs.inference_network
-    closure = theirs.training_loss_closure(data)
     theirs.num_measurement_points = ours.num_measurement_points = 3
     theirs.measurement = ours.measurement = lambda_points(X[:3])
+    closure = theirs.training_loss_closure(data)
     for _ in range(2):
         optimizer.minimize(ours, data)
         gpflow.optimizers.NaturalGradient(0.4).minimize(closure, [(weights.q_mu, weights.q_sqrt)])
