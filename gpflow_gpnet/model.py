@@ -200,10 +200,11 @@ class InferenceNetworkModel(GPModel, ExternalDataTrainingLossMixin, abc.ABC):
             value = _checked_num_data(value)
         elif name == "num_measurement_points" and value is not None and value < 1:
             raise ValueError(f"num_measurement_points must be at least 1, got {value}.")
-        parts = self.__dict__ | {name: value}
-        if name in ("kernel", "likelihood", "scaling") and parts.get("scaling") is not None:
-            parts["scaling"].check_likelihood(parts["likelihood"])
-            parts["scaling"].check_kernel(parts["kernel"])
+        elif name in ("kernel", "likelihood", "scaling"):
+            parts = self.__dict__ | {name: value}
+            if parts.get("scaling") is not None:
+                parts["scaling"].check_likelihood(parts["likelihood"])
+                parts["scaling"].check_kernel(parts["kernel"])
         network = self.__dict__.get("inference_network")
         if name == "kernel" and isinstance(network, tf.Module):
             for part in (network, *network.submodules):
